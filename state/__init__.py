@@ -1,0 +1,1 @@
+"""Nouns and their storage: what Ratchet knows, never what it does."""

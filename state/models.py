@@ -1,0 +1,554 @@
+"""The nouns of a tuning session as frozen data; nothing here reads, writes, waits or decides.
+
+Units stand in the names: `_s` seconds, `_ms` milliseconds, `_tok_s` tokens per second, `_mb` MiB. Gains and
+tolerances are fractions (0.02 = 2 %), effects are natural logarithms of ratios unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+
+class Frozen(BaseModel):
+    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical_json(value: object) -> str:
+    """One spelling for equal data: sorted keys, no spaces, NaN refused. Basis of every fingerprint."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: object, length: int = 16) -> str:
+    """Hex sha256 of the canonical JSON, cut to `length` characters."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+
+
+# --- changes -----------------------------------------------------------------------------------------------
+
+
+class Disruption(IntEnum):
+    """What an experiment costs the people who use the server; the order is the order of choice."""
+
+    READ = 0
+    LOAD = 1
+    HOT = 2
+    RESTART = 3
+    PATCH = 4
+    HOST = 5
+
+
+def _disruption_from(value: object) -> object:
+    return Disruption[value.upper()] if isinstance(value, str) and not value.isdigit() else value
+
+
+DisruptionField = Annotated[
+    Disruption,
+    BeforeValidator(_disruption_from),
+    PlainSerializer(lambda value: Disruption(value).name.lower(), return_type=str),
+]
+
+
+class FlagChange(Frozen):
+    """Set (or with `value = None` and `remove` drop) one command-line flag, by its canonical name."""
+
+    kind: Literal["flag"] = "flag"
+    name: str = Field(description="canonical spelling, as in the server's own --help")
+    value: str | None = Field(default=None, description="None for a flag that takes no value")
+    remove: bool = Field(default=False, description="drop the flag instead of setting it")
+
+    def __str__(self) -> str:
+        if self.remove:
+            return f"without {self.name}"
+        return self.name if self.value is None else f"{self.name} {self.value}"
+
+
+class EnvChange(Frozen):
+    """Set (or with `value = None` unset) one environment variable of the server."""
+
+    kind: Literal["env"] = "env"
+    name: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        return f"unset {self.name}" if self.value is None else f"{self.name}={self.value}"
+
+
+class HotCall(Frozen):
+    """A live API call that changes the running server; `undo` is the call that takes it back."""
+
+    kind: Literal["hot"] = "hot"
+    name: str
+    value: str
+    undo: str
+
+    def __str__(self) -> str:
+        return f"live {self.name}={self.value}"
+
+
+Change = Annotated[FlagChange | EnvChange | HotCall, Field(discriminator="kind")]
+
+CHANGE_DISRUPTION = {
+    "flag": Disruption.RESTART,
+    "env": Disruption.RESTART,
+    "hot": Disruption.HOT,
+}
+
+
+class LaunchSpec(Frozen):
+    """The complete declared configuration of a server: what is desired and what is observed have this one type.
+
+    `argv` is what was found or is executed, byte for byte; `program` and `flags` are its canonical reading, and
+    only the reading is compared, so that spelling and order never make two of one configuration.
+    """
+
+    engine: str
+    program: tuple[str, ...] = Field(description="argv up to the first flag, positional arguments included")
+    flags: dict[str, tuple[str, ...]] = Field(description="canonical name → values; () for a bare flag")
+    argv: tuple[str, ...]
+    cwd: str
+    user: str
+    env: dict[str, str] = Field(default_factory=dict, description="the engine's own variables, in clear")
+    hidden_env: dict[str, str] = Field(default_factory=dict, description="all others, as keyed hashes")
+    limits: dict[str, str] = Field(default_factory=dict, description="soft:hard by name, e.g. nofile")
+    hot: dict[str, str] = Field(default_factory=dict, description="live state to re-apply after a restart")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the configuration: equal whatever the spelling or the order of flags."""
+        return digest(self.model_dump(mode="json", exclude={"argv"}))
+
+    def differences(self, other: LaunchSpec) -> list[str]:
+        """Readable list of what differs, `self` first; empty exactly when the fingerprints are equal."""
+        found: list[str] = []
+        mine = self.model_dump(mode="json", exclude={"argv"})
+        theirs = other.model_dump(mode="json", exclude={"argv"})
+        for field, left in mine.items():
+            right = theirs[field]
+            if left == right:
+                continue
+            if isinstance(left, dict):
+                keys = sorted(k for k in {*left, *right} if left.get(k) != right.get(k))
+                found += [f"{field}.{k}: {_shown(left, k)} ≠ {_shown(right, k)}" for k in keys]
+            else:
+                found.append(f"{field}: {left} ≠ {right}")
+        return found
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    value = values.get(key, "absent")
+    return " ".join(value) or "set" if isinstance(value, list) else str(value)
+
+
+# --- what to try -------------------------------------------------------------------------------------------
+
+
+class Source(Frozen):
+    """Where an idea or a fact comes from."""
+
+    kind: Literal["catalogue", "model", "person", "built-in"]
+    ref: str = Field(default="", description="public page, issue, help text or measurement behind it")
+
+
+class LoadHint(StrEnum):
+    """At which load a hypothesis expects its effect."""
+
+    LOW = "low"
+    HIGH = "high"
+    ANY = "any"
+
+
+class Experiment(Frozen):
+    """One hypothesis and the change that tests it; no changes means an observation of the parent."""
+
+    id: str = ""
+    title: str
+    hypothesis: str
+    changes: tuple[Change, ...] = ()
+    tags: tuple[str, ...] = ()
+    tier: int = Field(default=1, ge=1, le=3)
+    priority: float = Field(default=0.5, ge=0, le=1)
+    expected_gain: float = Field(default=0.0, description="hoped fraction at the objective, 0.1 = 10 %")
+    risk: str = ""
+    needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
+    load_hint: LoadHint = LoadHint.ANY
+    disruption: DisruptionField = Disruption.RESTART
+    source: Source = Source(kind="built-in")
+
+
+class TodoStatus(StrEnum):
+    """Life of a todo: pending → in_progress → done | blocked | skipped; gated waits for a person."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    DONE = "done"
+    BLOCKED = "blocked"
+    SKIPPED = "skipped"
+    GATED = "gated"
+
+
+class Todo(Frozen):
+    """An experiment on the list, with where it stands."""
+
+    experiment: Experiment
+    status: TodoStatus = TodoStatus.PENDING
+    priority: float
+    reason: str = ""
+    identity: str = Field(default="", description="digest of full spec, workload, engine version, hardware")
+
+    @property
+    def id(self) -> str:
+        """The experiment's id."""
+        return self.experiment.id
+
+
+# --- how it is measured ------------------------------------------------------------------------------------
+
+
+class LoadPoint(Frozen):
+    """One level of load: how many streams, what they send, how long the answers are."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    concurrency: int = Field(ge=1)
+    requests: int = Field(ge=1)
+    prompt: Literal["random", "repetitive"] = "random"
+    prompt_tokens: int = Field(default=64, ge=1)
+    output_tokens: int = Field(default=32, ge=2)
+    warmup_requests: int = Field(default=1, ge=0)
+
+
+class Objective(Frozen):
+    """What is maximised: the mean log-ratio of output tok/s over the load points `at`."""
+
+    metric: Literal["output_tok_s"] = "output_tok_s"
+    at: tuple[str, ...] = Field(min_length=1)
+
+
+class Guards(Frozen):
+    """What a gain must not cost."""
+
+    other_points_tolerance: float = Field(default=0.05, gt=0, lt=1, description="allowed loss of output tok/s")
+    ttft_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
+    tpot_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
+
+
+class Workload(Frozen):
+    """Load points, objective and guards; hashed, so that numbers of two workloads are never compared."""
+
+    load_points: tuple[LoadPoint, ...] = Field(min_length=1)
+    objective: Objective
+    guards: Guards = Guards()
+    endpoint: str = "/v1/completions"
+    vocab_low: int = Field(default=1000, ge=0)
+    vocab_high: int = Field(default=30000, ge=2)
+    request_deadline_s: float = Field(default=60.0, gt=0)
+    run_deadline_s: float = Field(default=300.0, gt=0)
+
+    @cached_property
+    def revision(self) -> str:
+        """Identity of the method: a correction of it makes a new one and retires the old numbers."""
+        return digest(self.model_dump(mode="json"))
+
+    def point(self, name: str) -> LoadPoint:
+        """The load point of that name (KeyError when there is none)."""
+        return {point.name: point for point in self.load_points}[name]
+
+
+class Summary(Frozen):
+    """Mean and percentiles of a latency in ms; None where nothing was measured."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+class Telemetry(Frozen):
+    """What the host did during one run; None where it could not be observed."""
+
+    foreign_cpu_cores: float | None = Field(default=None, description="busy cores that are neither server nor us")
+    foreign_cpu_cores_max: float | None = None
+    steal_share: float | None = Field(default=None, description="share of all CPU time taken by the hypervisor")
+    server_cpu_cores: float | None = None
+    client_cpu_share: float | None = Field(default=None, description="of one core")
+    mem_available_mb: float | None = None
+    server_rss_mb: float | None = None
+    gpu: dict[str, Any] | None = None
+
+
+class Metrics(Frozen):
+    """The figures of one benchmark run, the same from every client."""
+
+    requested: int
+    completed: int
+    failed: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    short_outputs: int = 0
+    duration_s: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tok_s: float | None
+    total_tok_s: float | None = None
+    requests_s: float | None = None
+    ttft_ms: Summary = Summary()
+    tpot_ms: Summary = Summary()
+    itl_ms: Summary = Summary()
+    e2e_ms: Summary = Summary()
+    peak_concurrency: int | None = None
+    mean_concurrency: float | None = None
+    client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
+    stopped_early: str | None = None
+    server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+
+
+class MeasurementStatus(StrEnum):
+    """A measurement is open until its job's result is in; an invalid one is kept but never judged."""
+
+    OPEN = "open"
+    VALID = "valid"
+    INVALID = "invalid"
+    LOST = "lost"
+
+
+class Measurement(Frozen):
+    """One benchmark run of one launch at one load point."""
+
+    id: str
+    trial_id: str
+    load_point: str
+    repetition: int
+    seed: int
+    status: MeasurementStatus = MeasurementStatus.OPEN
+    reasons: tuple[str, ...] = ()
+    metrics: Metrics | None = None
+    telemetry: Telemetry | None = None
+    started_unix: float | None = None
+    ended_unix: float | None = None
+    estimate_s: float | None = None
+
+
+class Arm(StrEnum):
+    """Which side of a comparison a launch serves."""
+
+    BASELINE = "baseline"
+    CANDIDATE = "candidate"
+
+
+class TrialStatus(StrEnum):
+    """A launch is open until it generates; failed means that it never did."""
+
+    OPEN = "open"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Trial(Frozen):
+    """One launch of one spec (or the adopted process, which Ratchet did not launch)."""
+
+    id: str
+    experiment_id: str
+    arm: Arm
+    epoch: int = Field(description="how many keeps came before; a baseline belongs to its epoch")
+    fingerprint: str
+    status: TrialStatus = TrialStatus.OPEN
+    adopted: bool = False
+    pid: int | None = None
+    start_ticks: int | None = None
+    load_s: float | None = None
+    down_s: float = Field(default=0.0, description="time without a generating server that this launch cost")
+    failure: Failure | None = None
+
+
+class Failure(Frozen):
+    """Why a launch or a run failed, as read from its log."""
+
+    failure_class: str
+    cause: str
+    exit_code: int | None = None
+    tail: str = ""
+    action: str = ""
+
+
+# --- what came of it ---------------------------------------------------------------------------------------
+
+
+class Outcome(StrEnum):
+    """The judge's possible words."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no relevant difference"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+    COLLAPSED = "collapsed"
+    FAILED = "failed to start"
+
+
+class Effect(Frozen):
+    """A log-ratio candidate/baseline with its interval; `n_*` are valid runs, `launches_*` their launches."""
+
+    estimate: float
+    low: float
+    high: float
+    n_baseline: int
+    n_candidate: int
+    launches_baseline: int
+    launches_candidate: int
+
+    @property
+    def percent(self) -> str:
+        """`+12.3 % [+8.1, +16.7]`."""
+        gain, low, high = (100 * math.expm1(x) for x in (self.estimate, self.low, self.high))
+        return f"{gain:+.1f} % [{low:+.1f}, {high:+.1f}]"
+
+
+class Verdict(Frozen):
+    """What the measurements say about one experiment."""
+
+    experiment_id: str
+    outcome: Outcome
+    reason: str
+    objective: Effect | None = None
+    points: dict[str, Effect] = Field(default_factory=dict)
+    evidence: tuple[str, ...] = Field(default=(), description="ids of the measurements it rests on")
+    rule: dict[str, float | str] = Field(default_factory=dict, description="the numbers that the judge was given")
+
+
+class DecisionKind(StrEnum):
+    """Everything that the agent decides."""
+
+    START = "start"
+    BASELINE = "baseline"
+    PLAN = "plan"
+    CHOOSE = "choose"
+    KEEP = "keep"
+    REVERT = "revert"
+    BLOCK = "block"
+    SKIP = "skip"
+    VOID = "void"
+    HEAL = "heal"
+    PIVOT = "pivot"
+    CLOSE_OUT = "close-out"
+    RESTORE = "restore"
+    INTERRUPTED = "interrupted"
+    RESUME = "resume"
+    END = "end"
+
+
+class Decision(Frozen):
+    """One decision with its reason and the ids of what it rests on."""
+
+    id: str
+    kind: DecisionKind
+    subject: str = Field(description="id of the experiment, trial or session that it is about")
+    what: str
+    reason: str
+    evidence: tuple[str, ...] = ()
+
+
+class Finding(Frozen):
+    """Something learned, with the evidence and the scope in which it holds."""
+
+    id: str
+    statement: str
+    evidence: tuple[str, ...]
+    scope: str
+
+
+class Role(StrEnum):
+    """Roles that a spec can have in a session."""
+
+    ORIGINAL = "original"
+    KNOWN_GOOD = "known-good"
+    FINAL = "final"
+
+
+class SessionStatus(StrEnum):
+    """Where a session stands; only the last four are ends."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DONE = "done"
+    REFUSED = "refused"
+    NEEDS_HUMAN = "needs human"
+    FAILED = "failed"
+
+
+class Budget(Frozen):
+    """Ceilings of one session; the restore alone is exempt from them."""
+
+    time_s: float = Field(default=8 * 3600, gt=0)
+    experiments: int = Field(default=50, ge=0)
+    restarts: int = Field(default=200, ge=0)
+
+
+class Policy(Frozen):
+    """What the agent may do to the target."""
+
+    max_disruption: DisruptionField = Disruption.RESTART
+    budget: Budget = Budget()
+    keep_flags: tuple[str, ...] = Field(default=(), description="flags that no experiment may touch")
+    keep_env: dict[str, str] = Field(default_factory=dict, description="variables that must have this value")
+    drop: tuple[str, ...] = Field(default=(), description="tags that are not to be tried")
+
+
+class JudgeRule(Frozen):
+    """Numbers that the judge is given; stored with each verdict so that it can be judged again."""
+
+    false_keep_budget: float = Field(default=0.05, gt=0, lt=0.5, description="for the whole session")
+    minimal_effect: float = Field(default=0.02, gt=0, lt=1, description="smallest gain worth having, a fraction")
+    min_blocks: int = Field(default=2, ge=1, description="candidate launches before a keep")
+    max_blocks: int = Field(default=4, ge=1)
+    baseline_runs: int = Field(default=4, ge=2, description="runs per load point before the first experiment")
+    collapse_ratio: float = Field(default=0.5, gt=0, lt=1, description="one run below this share is a collapse")
+    run_noise_floor: float = Field(default=0.01, ge=0, description="never believe less noise than this")
+    launch_noise_prior: float = Field(default=0.01, ge=0, description="spread between launches before it is seen")
+
+
+class ValidityRule(Frozen):
+    """When a measurement counts."""
+
+    max_foreign_cpu_cores: float = Field(default=0.25, gt=0)
+    max_steal_share: float = Field(default=0.05, gt=0, le=1)
+    max_failed_share: float = Field(default=0.0, ge=0, lt=1)
+    min_concurrency_share: float = Field(default=0.6, ge=0, le=1, description="mean in flight / asked")
+    counter_tolerance: float = Field(default=0.05, ge=0, description="server's tokens may differ by this fraction")
+    retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
+    quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
+
+
+class ProcessId(Frozen):
+    """A process that cannot be mistaken for another: pid, start time in clock ticks, boot id."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class Adoption(Frozen):
+    """The one server that the session file names, as it was found; from here on Ratchet owns its restarts."""
+
+    process: ProcessId
+    spec: LaunchSpec
+    engine_version: str = ""
+    hardware: str = ""
+    reproducible: bool = True
+    obstacles: tuple[str, ...] = ()
+
+
+Trial.model_rebuild()
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Only the entries that are real, finite numbers: an absent figure must never look like zero."""
+    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
