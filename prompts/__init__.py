@@ -1,1 +1,1 @@
-"""."""
+"""Words for a language model, one file each, loaded by name."""

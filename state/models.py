@@ -320,28 +320,28 @@ class MeasurementStatus(StrEnum):
     LOST = "lost"
 
 
+class Arm(StrEnum):
+    """Which side of a comparison a measurement serves."""
+
+    BASELINE = "baseline"
+    CANDIDATE = "candidate"
+
+
 class Measurement(Frozen):
-    """One benchmark run of one launch at one load point."""
+    """One benchmark run of one launch at one load point, made for one experiment."""
 
     id: str
+    experiment_id: str
     trial_id: str
+    arm: Arm
+    block: int = Field(description="how many launches of this arm the experiment had before, from 0")
     load_point: str
-    repetition: int
     seed: int
     status: MeasurementStatus = MeasurementStatus.OPEN
     reasons: tuple[str, ...] = ()
     metrics: Metrics | None = None
     telemetry: Telemetry | None = None
-    started_unix: float | None = None
-    ended_unix: float | None = None
-    estimate_s: float | None = None
-
-
-class Arm(StrEnum):
-    """Which side of a comparison a launch serves."""
-
-    BASELINE = "baseline"
-    CANDIDATE = "candidate"
+    seconds: float | None = Field(default=None, description="wall time from start of the job to its collection")
 
 
 class TrialStatus(StrEnum):
@@ -352,18 +352,23 @@ class TrialStatus(StrEnum):
     FAILED = "failed"
 
 
+class ProcessId(Frozen):
+    """A process that cannot be mistaken for another: pid, start time in clock ticks, boot id."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
 class Trial(Frozen):
-    """One launch of one spec (or the adopted process, which Ratchet did not launch)."""
+    """One launch of one spec, or (`adopted`) the process that was found, which Ratchet did not launch."""
 
     id: str
-    experiment_id: str
-    arm: Arm
-    epoch: int = Field(description="how many keeps came before; a baseline belongs to its epoch")
+    experiment_id: str = Field(description="what it was launched for; later experiments may measure it too")
     fingerprint: str
     status: TrialStatus = TrialStatus.OPEN
     adopted: bool = False
-    pid: int | None = None
-    start_ticks: int | None = None
+    process: ProcessId | None = None
     load_s: float | None = None
     down_s: float = Field(default=0.0, description="time without a generating server that this launch cost")
     failure: Failure | None = None
@@ -392,6 +397,7 @@ class Outcome(StrEnum):
     INVALID = "invalid"
     COLLAPSED = "collapsed"
     FAILED = "failed to start"
+    OBSERVED = "observed"
 
 
 class Effect(Frozen):
@@ -507,12 +513,14 @@ class JudgeRule(Frozen):
 
     false_keep_budget: float = Field(default=0.05, gt=0, lt=0.5, description="for the whole session")
     minimal_effect: float = Field(default=0.02, gt=0, lt=1, description="smallest gain worth having, a fraction")
-    min_blocks: int = Field(default=2, ge=1, description="candidate launches before a keep")
-    max_blocks: int = Field(default=4, ge=1)
+    min_blocks: int = Field(default=2, ge=2, description="candidate launches before a keep")
+    max_blocks: int = Field(default=4, ge=2, description="candidate launches before giving up")
     baseline_runs: int = Field(default=4, ge=2, description="runs per load point before the first experiment")
+    close_out_blocks: int = Field(default=2, ge=1, description="launches of each side in the final comparison")
     collapse_ratio: float = Field(default=0.5, gt=0, lt=1, description="one run below this share is a collapse")
-    run_noise_floor: float = Field(default=0.01, ge=0, description="never believe less noise than this")
-    launch_noise_prior: float = Field(default=0.01, ge=0, description="spread between launches before it is seen")
+    noise_prior: float = Field(default=0.05, gt=0, description="log-spread of one run, before anything is seen")
+    noise_prior_df: float = Field(default=4.0, gt=0, description="how many runs the prior is worth")
+    noise_floor: float = Field(default=0.005, gt=0, description="never believe less spread than this")
 
 
 class ValidityRule(Frozen):
@@ -525,14 +533,6 @@ class ValidityRule(Frozen):
     counter_tolerance: float = Field(default=0.05, ge=0, description="server's tokens may differ by this fraction")
     retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
-
-
-class ProcessId(Frozen):
-    """A process that cannot be mistaken for another: pid, start time in clock ticks, boot id."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
 
 
 class Adoption(Frozen):

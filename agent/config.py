@@ -1,0 +1,287 @@
+"""The session file: what a person may say about one session, read and checked in full; it must not touch the target.
+
+`load` either returns a SessionConfig that makes sense as a whole or raises one ConfigError that names every problem
+with its line. `python -m agent.config --schema` prints the JSON schema that editors use.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from agent.config_checks import contradictions
+from agent.config_lines import KeyPath, locate
+from agent.config_problems import (
+    Problem,
+    missing_key,
+    nearest,
+    problems_error,
+    syntax_error,
+    unknown_key,
+    unwanted_values,
+    validation_problems,
+)
+from agent.config_schema import schema_text
+from state.errors import ConfigError
+from state.models import (
+    Budget,
+    Disruption,
+    DisruptionField,
+    Frozen,
+    JudgeRule,
+    Policy,
+    ValidityRule,
+    Workload,
+    canonical_json,
+    digest,
+)
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+def seconds(value: object) -> object:
+    """`"8h"`, `"30m"`, `"90s"` or `"1d"` as seconds; numbers pass, anything else is a ValueError."""
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise ValueError('expected a duration such as "8h", "30m" or "90s", or a number of seconds')
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _disruption_name(value: object) -> object:
+    names = [level.name.lower() for level in Disruption]
+    if isinstance(value, Disruption):
+        return value
+    if not isinstance(value, str) or value.lower() not in names:
+        raise ValueError(f"expected one of {', '.join(names)}{nearest(str(value), names)}")
+    return value
+
+
+def _expanded(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("expected the path of a file on this machine")
+    return Path(value).expanduser()
+
+
+def _plain_url(value: str) -> str:
+    advice = "expected a plain http:// or https:// address of host and port, as seen from the target's host"
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as impossible:
+        raise ValueError(advice) from impossible
+    if not usable or parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(advice)
+    return value.rstrip("/")
+
+
+LocalPath = Annotated[Path, PlainValidator(_expanded), WithJsonSchema({"type": "string"})]
+Duration = Annotated[
+    float,
+    BeforeValidator(seconds),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\d.*[smhd]$"}]}
+    ),
+]
+MaxDisruption = Annotated[
+    DisruptionField,
+    BeforeValidator(_disruption_name),
+    WithJsonSchema({"type": "string", "enum": [level.name.lower() for level in Disruption]}),
+]
+
+
+class TargetSection(Frozen):
+    """The host, and how to reach it; `~/.ssh/config` is not read, so that a session means the same everywhere."""
+
+    name: str = Field(pattern=_PLAIN_NAME, description="short id of this target, used for the names of folders")
+    host: str = Field(min_length=1, description="host name or address that SSH connects to")
+    port: int = Field(default=22, ge=1, le=65535, description="port of the SSH server")
+    user: str = Field(min_length=1, description="user to log in as; it must be allowed to stop and start the server")
+    identity_file: LocalPath | None = Field(default=None, description="private key on this machine; ~ is expanded")
+    known_hosts: LocalPath | None = Field(
+        default=None, description="file on this machine that holds the host's key; by default ~/.ssh/known_hosts"
+    )
+    directory: str = Field(default="~/.ratchet", min_length=1, description="where all our files live on the host")
+    python: str = Field(default="python3", min_length=1, description="Python 3.8 or later on the host")
+
+
+class ServerSection(Frozen):
+    """The one inference server that may be stopped and started: whoever listens on the url's port, or the pid."""
+
+    engine: Literal["llamacpp"] = Field(default="llamacpp", description="which kind of server it is")
+    url: Annotated[str, AfterValidator(_plain_url)] = Field(
+        default="http://127.0.0.1:8102", description="address of the server as seen from the host"
+    )
+    model: str | None = Field(default=None, description="model name sent in requests; by default none is sent")
+    start_deadline_s: float = Field(default=120.0, gt=0, description="how long a launch may take until it generates")
+    stop_grace_s: float = Field(default=20.0, gt=0, description="time between asking the server to end and forcing it")
+    pid: int | None = Field(default=None, ge=1, description="process id, only where the port cannot tell")
+    api_key_file: str | None = Field(default=None, description="path on the host of a file that holds the API key")
+
+    @property
+    def port(self) -> int:
+        """Port that the server listens on, from the url."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+class LaunchSection(Frozen):
+    """How to start the server; used only when it is found stopped."""
+
+    argv: tuple[str, ...] = Field(min_length=1, description="program and arguments, one item each; no shell reads it")
+    cwd: str = Field(default="/", pattern="^/", description="absolute working directory on the host")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the server")
+
+
+class BudgetSection(Budget):
+    """Ceilings of one session; the restore alone is exempt from them."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    time_s: Duration = Field(
+        default=8 * 3600.0, gt=0, validation_alias="time", description='"8h", "30m", "90s" or a number of seconds'
+    )
+
+
+class PolicySection(Policy):
+    """What the agent may do to the target."""
+
+    max_disruption: MaxDisruption = Field(
+        default=Disruption.RESTART, description="the most that an experiment may cost the users of the server"
+    )
+    budget: BudgetSection = Field(default=BudgetSection(), description="ceilings of the session")
+
+
+class PlannerSection(Frozen):
+    """Where the experiments come from."""
+
+    kind: Literal["catalogue"] = Field(default="catalogue", description="which planner proposes experiments")
+    only: tuple[str, ...] = Field(default=(), description="ids or tags of experiments; none means all")
+    skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
+
+
+class LogSection(Frozen):
+    """What is written while a session runs, besides the store."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level written")
+
+
+class SessionConfig(Frozen):
+    """The whole session file."""
+
+    seed: int = Field(default=1, ge=0, description="where the benchmark's random prompts start from")
+    target: TargetSection = Field(description="the host, and how to reach it")
+    server: ServerSection = Field(default=ServerSection(), description="the one server that may be restarted")
+    launch: LaunchSection | None = Field(default=None, description="how to start a server that is found stopped")
+    workload: Workload = Field(description="how the server is measured: load points, objective and guards")
+    policy: PolicySection = Field(default=PolicySection(), description="what the agent may do to the target")
+    judge: JudgeRule = Field(default=JudgeRule(), description="how much evidence a keep needs")
+    validity: ValidityRule = Field(default=ValidityRule(), description="when a measurement counts")
+    planner: PlannerSection = Field(default=PlannerSection(), description="where the experiments come from")
+    log: LogSection = Field(default=LogSection(), description="what is written while the session runs")
+
+    @cached_property
+    def canonical(self) -> str:
+        """One text for equal configurations, whatever the order and the comments of the file."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @cached_property
+    def revision(self) -> str:
+        """Digest of the canonical text; stored with the session, so that a changed file is noticed on resume."""
+        return digest(self.model_dump(mode="json"))
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> SessionConfig:
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        found = contradictions(sections, self.workload.model_dump())
+        if found:
+            raise ValueError("; ".join(message for _, message in found))
+        return self
+
+
+def load(path: Path) -> SessionConfig:
+    """The session file at `path`; a ConfigError names every problem with its line, and nothing is touched."""
+    text = _read(path)
+    name = path.name
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise syntax_error(name, text, str(error)) from None
+    sections, invalid = _sections(raw)
+    unwanted = list(unwanted_values(raw))
+    said = {problem.path for problem in unwanted}
+    found = (*invalid, *contradictions(sections, raw.get("workload")))
+    problems = unwanted + [problem for problem in found if problem.path not in said]
+    if problems:
+        raise problems_error(name, problems, locate(text))
+    return SessionConfig(**sections)
+
+
+def _read(path: Path) -> str:
+    """Text of the file; TOML is UTF-8, a byte order mark before it is tolerated."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        do = "write one with `ratchet init HOST`, or give the right path"
+        raise ConfigError(f"there is no session file {path}", do=do) from None
+    except UnicodeDecodeError as error:
+        what = f"{path.name} is not UTF-8: byte {error.start} cannot be read; nothing was touched"
+        raise ConfigError(what, do="save the file as UTF-8") from None
+    except OSError as error:
+        what = f"the session file {path} cannot be read: {error.strerror}"
+        raise ConfigError(what, do="give the path of a readable TOML file") from None
+
+
+def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Each section that is valid by itself, and what is wrong with the others: one mistake must not hide the next."""
+    sections: dict[str, Any] = {}
+    known = SessionConfig.model_fields
+    problems = [Problem((key,), unknown_key((key,), SessionConfig)) for key in raw if key not in known]
+    for key, field in known.items():
+        path: KeyPath = (key,)
+        if key not in raw:
+            if field.is_required():
+                problems.append(Problem(path, missing_key(path, SessionConfig)))
+            else:
+                sections[key] = field.get_default(call_default_factory=True, validated_data={})
+            continue
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+            sections[key] = adapter.validate_python(_as_tuples(raw[key]), strict=True, by_name=False, by_alias=True)
+        except ValidationError as error:
+            problems += validation_problems(error, path, SessionConfig)
+    return sections, problems
+
+
+def _as_tuples(value: object) -> object:
+    """TOML's lists as the tuples that strict validation wants; strict, so that "2" is no number and 1 no switch."""
+    if isinstance(value, dict):
+        return {key: _as_tuples(item) for key, item in value.items()}
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--schema"]:
+        sys.exit("usage: python -m agent.config --schema")
+    print(schema_text(SessionConfig), end="")

@@ -1,0 +1,97 @@
+"""Contradictions between the keys of a session file that are each fine alone; pure, and it must not word types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from agent.config_lines import KeyPath
+from agent.config_problems import Problem, nearest
+from state.models import Disruption, JudgeRule, Policy, Workload
+
+Sections = Mapping[str, Any]
+
+
+def contradictions(sections: Sections, workload: object) -> list[Problem]:
+    """Everything that cannot hold together; a check whose sections are not all valid by themselves is left out.
+
+    Names are compared in `workload`, the section as plain data, which may still be wrong in other ways: a typo in a
+    name is to be told together with those in numbers.
+    """
+    found = list(_names(workload)) if isinstance(workload, Mapping) else []
+    for needed, check in _CHECKS:
+        if all(name in sections for name in needed):
+            found += check(*(sections[name] for name in needed))
+    return found
+
+
+def _names(workload: Mapping[str, Any]) -> Iterator[Problem]:
+    points, objective = workload.get("load_points"), workload.get("objective")
+    if not isinstance(points, list | tuple):
+        return
+    names = [str(point.get("name")) if isinstance(point, Mapping) else "" for point in points]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            message = f'"{name}" is the name of load point {names.index(name)} already'
+            yield Problem(("workload", "load_points", index, "name"), message)
+    at = objective.get("at") if isinstance(objective, Mapping) else None
+    wanted = [str(name) for name in at] if isinstance(at, list | tuple) else []
+    for index, name in enumerate(wanted):
+        path: KeyPath = ("workload", "objective", "at", index)
+        if name not in names:
+            known = ", ".join(dict.fromkeys(names))
+            yield Problem(path, f'there is no load point "{name}"{nearest(name, names)}; there are {known}')
+        elif name in wanted[:index]:
+            yield Problem(path, f'"{name}" stands here twice and would count double')
+
+
+def _load_points(workload: Workload) -> Iterator[Problem]:
+    for index, point in enumerate(workload.load_points):
+        if point.requests < point.concurrency:
+            message = f"{point.requests} requests can never be {point.concurrency} at once; expected at least that many"
+            yield Problem(("workload", "load_points", index, "requests"), message)
+
+
+def _requests(workload: Workload) -> Iterator[Problem]:
+    if not workload.endpoint.startswith("/"):
+        message = f'expected a path that begins with "/", got "{workload.endpoint}"'
+        yield Problem(("workload", "endpoint"), message)
+    if workload.vocab_low >= workload.vocab_high:
+        message = f"expected less than vocab_high ({workload.vocab_high}), got {workload.vocab_low}"
+        yield Problem(("workload", "vocab_low"), message)
+    if workload.request_deadline_s > workload.run_deadline_s:
+        message = f"expected at most run_deadline_s ({workload.run_deadline_s:g}), got {workload.request_deadline_s:g}"
+        yield Problem(("workload", "request_deadline_s"), message)
+
+
+def _blocks(judge: JudgeRule) -> Iterator[Problem]:
+    if judge.max_blocks < judge.min_blocks:
+        message = f"expected at least min_blocks ({judge.min_blocks}), got {judge.max_blocks}"
+        yield Problem(("judge", "max_blocks"), message)
+
+
+def _close_out(policy: Policy, judge: JudgeRule) -> Iterator[Problem]:
+    """A session that may restart must be able to pay one experiment and the close-out that is reserved before it."""
+    budget = policy.budget
+    needed = 2 * judge.min_blocks + 2 * judge.close_out_blocks + 1
+    if policy.max_disruption >= Disruption.RESTART and budget.experiments and budget.restarts < needed:
+        yield Problem(
+            ("policy", "budget", "restarts"),
+            f"{budget.restarts} restarts cannot pay for one experiment and the close-out, which need {needed}; "
+            'raise it, or set policy.max_disruption = "load" for a session that only observes',
+        )
+
+
+def _planner(planner: Any) -> Iterator[Problem]:
+    for index, name in enumerate(planner.skip):
+        if name in planner.only:
+            yield Problem(("planner", "skip", index), f'"{name}" stands in planner.only as well')
+
+
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
+    (("workload",), _load_points),
+    (("workload",), _requests),
+    (("judge",), _blocks),
+    (("policy", "judge"), _close_out),
+    (("planner",), _planner),
+)

@@ -1,0 +1,261 @@
+"""The loop's two journalled effects: bring a configuration up, and run one benchmark; it must not judge either.
+
+Revert, restore, relaunch and resume all go through `bring_up`: there is no second way to change the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agent.config import SessionConfig
+from agent.evidence import ABANDONED
+from agent.judge import Comparison, Need, collapsing, log_tok_s
+from agent.progress import Progress
+from agent.validity import invalid_reasons
+from state import events as ev
+from state.errors import CommandFailed, ForeignChange, StoppedByOperator
+from state.journal import Journal
+from state.models import (
+    Arm,
+    Failure,
+    Frozen,
+    Measurement,
+    MeasurementStatus,
+    Trial,
+    TrialStatus,
+    digest,
+)
+from state.store import Store
+from tools.target import RunRequest, RunState, Serving, Target
+
+POLL_S = 0.5
+
+
+class Position(Frozen):
+    """Who serves now: one of our trials, or nobody. Anybody else raises ForeignChange before this is made."""
+
+    trial: Trial | None
+    serving: Serving | None
+
+
+class Hands:
+    """Journalled effects of one session on one target."""
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        target: Target,
+        config: SessionConfig,
+        journal: Journal,
+        progress: Progress,
+        stop: asyncio.Event,
+        stop_asked: Callable[[], bool],
+    ) -> None:
+        self.store = store
+        self.session_id = session_id
+        self.target = target
+        self.config = config
+        self.journal = journal
+        self.progress = progress
+        self.stop = stop
+        self.stop_asked = stop_asked
+
+    def write(self, *happened: ev.Event) -> None:
+        """Append events and tell whoever watches."""
+        self.store.append(self.session_id, *happened)
+        for event in happened:
+            self.progress.happened(event)
+
+    def check_stop(self) -> None:
+        """Raise StoppedByOperator as soon as a person or a signal asked for it."""
+        if self.stop.is_set() or self.stop_asked():
+            raise StoppedByOperator("stopped on request", do="`resume` goes on from here")
+
+    async def where(self) -> Position:
+        """Match the serving process with the trials that we know. Raises ForeignChange."""
+        serving = await self.target.serving()
+        if serving is None:
+            return Position(trial=None, serving=None)
+        for trial in reversed(self.store.trials(self.session_id)):
+            if trial.process == serving.process or self._key(trial.id) == serving.key:
+                return Position(trial=trial, serving=serving)
+        raise ForeignChange(
+            "the server on the port is neither the adopted one nor one that this session launched",
+            where={"target": self.target.name, "process": serving.process.pid, "argv": " ".join(serving.spec.argv)},
+            do="find out who started it; `resume` once the original or our last launch serves again, or start anew",
+        )
+
+    async def bring_up(self, fingerprint: str, experiment_id: str) -> Trial:
+        """Launch a spec and wait until it generates or fails; the trial returned is closed.
+
+        A launch left open by a crash is taken up again when it is the wanted one, else closed as abandoned.
+        """
+        trial = self._reopened(fingerprint, experiment_id)
+        spec = self.store.spec(fingerprint)
+        self.progress.phase(f"launching {trial.id} for {experiment_id}")
+        key = self._key(trial.id)
+
+        async def act() -> dict[str, str]:
+            await self.target.launch(key, spec)
+            return {"launch": key}
+
+        async def observe() -> dict[str, str] | None:
+            return {"launch": key} if await self.target.launched(key) else None
+
+        await self.journal.once(f"{trial.id}/launch", {"fingerprint": fingerprint, "key": key}, act, observe)
+        ready = await self.target.await_ready(key)
+        self.journal.fault(f"{trial.id}:ready")
+        down_s = self.store.clock() - self.store.opened_at("trials", trial.id)
+        if isinstance(ready, Failure):
+            changes = {"status": TrialStatus.FAILED, "failure": ready, "down_s": down_s}
+            self.write(ev.TrialClosed(trial=trial.model_copy(update=changes)))
+            return trial.model_copy(update=changes)
+        notes = [ev.Noted(text=f"{trial.id} runs differently: {text}", subject=trial.id) for text in ready.mismatches]
+        closed = trial.model_copy(
+            update={"status": TrialStatus.READY, "process": ready.process, "load_s": ready.load_s, "down_s": down_s}
+        )
+        self.write(ev.TrialClosed(trial=closed), *notes)
+        return closed
+
+    async def measure(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement:
+        """Make the wanted run on the serving trial, or go on with the one that was under way."""
+        assert trial.process is not None
+        taken = self._open_measurement() or self._new_measurement(need, comparison, trial)
+        point = self.config.workload.point(taken.load_point)
+        key = self._key(taken.id)
+        request = RunRequest(point=point, workload=self.config.workload, seed=taken.seed, process=trial.process)
+        self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
+
+        async def act() -> dict[str, str]:
+            await self.target.begin_run(key, request)
+            return {"run": key}
+
+        async def observe() -> dict[str, str] | None:
+            return {"run": key} if (await self.target.look_run(key)).phase != "absent" else None
+
+        await self.journal.once(f"{taken.id}/run", request.model_dump(mode="json"), act, observe)
+        closed, raw = await self._finish_run(taken, key, comparison, trial)
+        self.journal.fault(f"{taken.id}:collected")
+        self.write(ev.MeasurementClosed(measurement=closed, raw=raw))
+        return closed
+
+    def void(self, need: Need, comparison: Comparison, trial: Trial, reason: str) -> None:
+        """Record a run that could not even be begun, so that the reason is evidence like any other."""
+        taken = self._new_measurement(need, comparison, trial)
+        closed = taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": (reason,)})
+        self.write(ev.MeasurementClosed(measurement=closed))
+
+    async def abandon_runs(self) -> None:
+        """End the benchmark that is under way, if any, so that a restore does not have to share the host with it."""
+        taken = self._open_measurement()
+        if taken is not None:
+            await self.target.stop_run(self._key(taken.id))
+            lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": ("stopped on request",)})
+            self.write(ev.MeasurementClosed(measurement=lost))
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _key(self, item_id: str) -> str:
+        return f"{self.session_id}-{item_id}"
+
+    def _reopened(self, fingerprint: str, experiment_id: str) -> Trial:
+        for trial in self.store.trials(self.session_id):
+            if trial.status is not TrialStatus.OPEN:
+                continue
+            if trial.fingerprint == fingerprint and trial.experiment_id == experiment_id:
+                return trial
+            failure = Failure(failure_class=ABANDONED, cause="another configuration was wanted after an interruption")
+            self.write(
+                ev.TrialClosed(trial=trial.model_copy(update={"status": TrialStatus.FAILED, "failure": failure}))
+            )
+        trial = Trial(id=self.store.next_id("trials", "T"), experiment_id=experiment_id, fingerprint=fingerprint)
+        self.write(ev.TrialOpened(trial=trial))
+        return trial
+
+    def _open_measurement(self) -> Measurement | None:
+        found = [m for m in self.store.measurements(self.session_id) if m.status is MeasurementStatus.OPEN]
+        return found[0] if found else None
+
+    def _new_measurement(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement:
+        taken = Measurement(
+            id=self.store.next_id("measurements", "M"),
+            experiment_id=comparison.experiment_id,
+            trial_id=trial.id,
+            arm=need.arm,
+            block=need.block,
+            load_point=need.load_point,
+            seed=run_seed(self.config.seed, comparison.experiment_id, need, self._retries(need, comparison)),
+        )
+        self.write(ev.MeasurementOpened(measurement=taken))
+        return taken
+
+    def _retries(self, need: Need, comparison: Comparison) -> int:
+        return sum(
+            1 for m in comparison.own if (m.arm, m.block, m.load_point) == (need.arm, need.block, need.load_point)
+        )
+
+    async def _finish_run(
+        self, taken: Measurement, key: str, comparison: Comparison, trial: Trial
+    ) -> tuple[Measurement, dict[str, object] | None]:
+        state, collapse = await self._follow(taken, key, comparison)
+        if state.phase in ("vanished", "absent"):
+            gone = ("the benchmark job vanished without a result",)
+            return taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": gone}), None
+        try:
+            result = await self.target.collect_run(key)
+        except CommandFailed as error:
+            missing = (f"the client left no result: {error.tail or error.what}",)
+            return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
+        point = self.config.workload.point(taken.load_point)
+        reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity)
+        serving = await self.target.serving()
+        if serving is None or serving.process != trial.process:
+            reasons = (*reasons, "the server that was measured no longer serves")
+        if collapse is not None:
+            reasons = ("collapsed", collapse)
+        closed = taken.model_copy(
+            update={
+                "status": MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID,
+                "reasons": reasons,
+                "metrics": result.metrics,
+                "telemetry": result.telemetry,
+                "seconds": self.store.clock() - self.store.opened_at("measurements", taken.id),
+            }
+        )
+        return closed, result.raw
+
+    async def _follow(self, taken: Measurement, key: str, comparison: Comparison) -> tuple[RunState, str | None]:
+        """Poll the job to its end; end it early when a candidate has plainly collapsed."""
+        expected = _typical(comparison, taken.load_point) if taken.arm is Arm.CANDIDATE else None
+        of = self.config.workload.point(taken.load_point).requests
+        while True:
+            state = await self.target.look_run(key)
+            if state.phase != "running":
+                return state, None
+            self.check_stop()
+            self.progress.tick(f"{taken.id} {state.done}/{of} requests", state.done, of)
+            if expected is not None:
+                collapse = collapsing(state.elapsed_s, state.output_tokens, *expected, self.config.judge)
+                if collapse is not None:
+                    await self.target.stop_run(key)
+                    return await self.target.look_run(key), collapse
+            await self.target.pause(POLL_S)
+
+
+def run_seed(session_seed: int, experiment_id: str, need: Need, retry: int) -> int:
+    """Seed of a run: the same for both arms of a block, new for every block, load point and repetition."""
+    return int(digest([session_seed, experiment_id, need.block, need.load_point, retry], 8), 16) % 2**31
+
+
+def _typical(comparison: Comparison, point: str) -> tuple[float, float] | None:
+    """Baseline's output tok/s and duration in s at a load point, from its newest valid run."""
+    runs = [
+        m
+        for m in (*comparison.record, *comparison.own)
+        if m.load_point == point and log_tok_s(m) is not None and (m.arm is Arm.BASELINE or m in comparison.record)
+    ]
+    if not runs or runs[-1].metrics is None or runs[-1].metrics.output_tok_s is None:
+        return None
+    return runs[-1].metrics.output_tok_s, runs[-1].metrics.duration_s

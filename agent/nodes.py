@@ -1,0 +1,519 @@
+"""The steps of the loop: each reads the store, asks a pure function, acts through the hands, and writes what came.
+
+A node holds no truth of its own: everything it needs is read from the store when it runs, so it may be run again
+at any time. State passes ids only; the key `next` names the node to go to.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from agent import chooser
+from agent.config import SessionConfig
+from agent.evidence import (
+    BASELINE,
+    CLOSE_OUT,
+    RESTORE,
+    comparison_of,
+    costs,
+    kept_anything,
+    situation,
+    spent,
+)
+from agent.hands import Hands
+from agent.judge import Comparison, Need, assess
+from agent.judge import close as close_verdict
+from agent.planners.base import Planner, View
+from agent.policy import broken_constraints, forbidden, out_of_time
+from agent.validity import QUIET, noisy
+from state import events as ev
+from state.errors import NeedsHuman, PolicyRefused
+from state.models import (
+    Arm,
+    DecisionKind,
+    Disruption,
+    Experiment,
+    Finding,
+    LoadHint,
+    Measurement,
+    MeasurementStatus,
+    Outcome,
+    Role,
+    SessionStatus,
+    Source,
+    TodoStatus,
+    Trial,
+    TrialStatus,
+    Verdict,
+    digest,
+)
+from state.store import ComparisonRow, Store
+from tools.target import Target
+
+QUIET_CHECK_S = 2.0
+
+
+class LoopState(TypedDict, total=False):
+    """What LangGraph carries: the session's id and the name of the next node."""
+
+    session_id: str
+    next: str
+
+
+class Nodes:
+    """The steps, bound to one session."""
+
+    def __init__(self, hands: Hands, planner: Planner) -> None:
+        self.hands = hands
+        self.planner = planner
+
+    @property
+    def store(self) -> Store:
+        """The session's store."""
+        return self.hands.store
+
+    @property
+    def target(self) -> Target:
+        """The session's target."""
+        return self.hands.target
+
+    @property
+    def config(self) -> SessionConfig:
+        """The session's configuration."""
+        return self.hands.config
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.hands.session_id
+
+    # --- observe, plan, choose -----------------------------------------------------------------------------
+
+    async def observe(self, state: LoopState) -> LoopState:
+        """Look at the host before anything else; go on with what is under way, else make sure known-good serves."""
+        self._enter("observe")
+        position = await self.hands.where()
+        if self.store.open_comparison(self.session_id) is not None:
+            return {"next": "apply"}
+        known_good = self._role(Role.KNOWN_GOOD)
+        trial = position.trial
+        if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != known_good:
+            return {"next": "heal"}
+        trouble = await self.target.trouble()
+        if trouble is not None:
+            self.hands.write(ev.Noted(text=f"the server does not generate: {trouble}", subject=trial.id))
+            return {"next": "heal"}
+        if not self.store.todos(self.session_id):
+            return {"next": "plan"}
+        return {"next": "choose"}
+
+    async def heal(self, state: LoopState) -> LoopState:
+        """Bring known-good up: after a revert, a crash, or whatever else left another state behind."""
+        self._enter("heal")
+        await restore(self.hands, self._role(Role.KNOWN_GOOD))
+        return {"next": "observe"}
+
+    async def plan(self, state: LoopState) -> LoopState:
+        """Ask the planner and put its proposal on the list, behind the baseline."""
+        self._enter("plan")
+        self.hands.progress.phase("planning")
+        facts = await self.target.facts()
+        row = self.store.session(self.session_id)
+        spec = self.store.spec(self._role(Role.KNOWN_GOOD))
+        proposal = self.planner.propose(View(engine=row.adoption.spec.engine, spec=spec, facts=facts))
+        added: list[ev.Event] = [ev.TodoAdded(experiment=_baseline_experiment())]
+        for experiment in proposal.experiments:
+            reason = forbidden(experiment, self.config.policy)
+            status = TodoStatus.PENDING if reason is None else TodoStatus.SKIPPED
+            added.append(ev.TodoAdded(experiment=experiment, status=status, reason=reason or ""))
+        left_out = "; ".join(f"{name}: {why}" for name, why in proposal.dropped)
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.PLAN,
+            subject=self.session_id,
+            what=f"{len(proposal.experiments)} experiments on the list",
+            reason=proposal.reason + (f"; left out: {left_out}" if left_out else ""),
+        )
+        self.hands.write(*added, ev.DecisionMade(decision=decision))
+        return {"next": "choose"}
+
+    async def choose(self, state: LoopState) -> LoopState:
+        """Take the least disruptive ready todo; with none left, the close-out or the end."""
+        self._enter("choose")
+        self.hands.check_stop()
+        if self._too_noisy():
+            return {"next": "finish"}
+        choice = chooser.choose(situation(self.store, self.session_id, self.config))
+        if choice.todo is None:
+            return self._close(choice)
+        experiment = choice.todo.experiment
+        parent = self._role(Role.KNOWN_GOOD)
+        try:
+            spec = self.target.derive(self.store.spec(parent), experiment.changes)
+        except PolicyRefused as refused:
+            self._refuse(experiment, refused.what)
+            return {"next": "choose"}
+        identity = self._identity(spec.fingerprint)
+        obstacle = self._obstacle(experiment, spec.fingerprint, parent, identity)
+        broken = broken_constraints(spec, self.config.policy)
+        if obstacle is not None or broken:
+            self._skip(experiment, obstacle or "; ".join(broken))
+            return {"next": "choose"}
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.CHOOSE,
+            subject=experiment.id,
+            what=f"{experiment.title}: {', '.join(map(str, experiment.changes)) or 'observe what runs'}",
+            reason=choice.reason,
+        )
+        self.hands.write(
+            ev.SpecSeen(fingerprint=spec.fingerprint, spec=spec),
+            ev.TodoChanged(experiment_id=experiment.id, identity=identity, reason="chosen"),
+            ev.ComparisonOpened(experiment_id=experiment.id, parent=parent, candidate=spec.fingerprint),
+            ev.DecisionMade(decision=decision),
+        )
+        return {"next": "apply"}
+
+    # --- apply, measure, judge -----------------------------------------------------------------------------
+
+    async def apply(self, state: LoopState) -> LoopState:
+        """See that the configuration which the next run needs is the one that serves."""
+        self._enter("apply")
+        row, comparison = self._open()
+        assessment = assess(comparison)
+        if assessment.verdict is not None or self._out_of_time(comparison):
+            return {"next": "settle"}
+        need = assessment.need
+        assert need is not None
+        wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
+        position = await self.hands.where()
+        if _serves(position.trial, wanted, need, comparison):
+            return {"next": "measure"}
+        trial = await self.hands.bring_up(wanted, row.experiment.id)
+        if trial.status is TrialStatus.READY:
+            return {"next": "measure"}
+        if wanted == row.parent:
+            await restore(self.hands, wanted)
+        return {"next": "judge"}
+
+    async def measure(self, state: LoopState) -> LoopState:
+        """Make the one run that the judge wants next."""
+        self._enter("measure")
+        row, comparison = self._open()
+        need = assess(comparison).need
+        if need is None:
+            return {"next": "judge"}
+        wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
+        position = await self.hands.where()
+        if position.trial is None or position.trial.fingerprint != wanted:
+            return {"next": "apply"}
+        noise = await self._wait_for_quiet() if self._wait_first(comparison) else None
+        if noise is not None:
+            self.hands.void(need, comparison, position.trial, noise)
+            return {"next": "judge"}
+        await self.hands.measure(need, comparison, position.trial)
+        return {"next": "judge"}
+
+    async def judge(self, state: LoopState) -> LoopState:
+        """Ask whether the case is clear; if not, go for the next run."""
+        self._enter("judge")
+        _, comparison = self._open()
+        if assess(comparison).verdict is not None or self._hopelessly_void(comparison) is not None:
+            return {"next": "settle"}
+        return {"next": "apply"}
+
+    async def settle(self, state: LoopState) -> LoopState:
+        """Turn the verdict into a decision: keep, revert, block or void; `observe` then restores what must serve."""
+        self._enter("settle")
+        row, comparison = self._open()
+        verdict = self._final_verdict(comparison)
+        decided = self._close_out(row, verdict) if row.experiment.id == CLOSE_OUT else self._decide(row, verdict)
+        self.hands.write(ev.VerdictReached(verdict=verdict), *decided)
+        return {"next": "finish" if row.experiment.id == CLOSE_OUT else "observe"}
+
+    async def finish(self, state: LoopState) -> LoopState:
+        """Leave the final configuration serving, prove it, and close the session."""
+        self._enter("finish")
+        final = self._role(Role.KNOWN_GOOD)
+        position = await self.hands.where()
+        serving = position.trial
+        if serving is None or serving.fingerprint != final or await self.target.trouble() is not None:
+            serving = await restore(self.hands, final)
+        why = self._too_noisy() or "the list is worked off or the budget is used"
+        what = (
+            "the original configuration serves"
+            if not kept_anything(self.store, self.session_id)
+            else ("the improved configuration serves: " + "; ".join(self._kept_changes()))
+        )
+        end = self.store.decide(
+            self.session_id, kind=DecisionKind.END, subject=serving.id, what=what, reason=why, evidence=(serving.id,)
+        )
+        self.hands.write(
+            ev.RoleSet(role=Role.FINAL, fingerprint=final, reason=why),
+            ev.DecisionMade(decision=end),
+            ev.SessionMoved(status=SessionStatus.DONE, reason=why, exit_code=0),
+        )
+        return {"next": "end"}
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _enter(self, node: str) -> None:
+        self.hands.journal.fault(f"node:{node}")
+
+    def _role(self, role: Role) -> str:
+        fingerprint = self.store.role(self.session_id, role)
+        assert fingerprint is not None, f"role {role} is set when a session opens"
+        return fingerprint
+
+    def _open(self) -> tuple[ComparisonRow, Comparison]:
+        row = self.store.open_comparison(self.session_id)
+        assert row is not None, "apply, measure, judge and settle run only inside a comparison"
+        return row, comparison_of(self.store, self.session_id, self.config, row.experiment.id)
+
+    def _identity(self, fingerprint: str) -> str:
+        session = self.store.session(self.session_id)
+        return digest(
+            [fingerprint, session.workload_revision, session.adoption.engine_version, session.adoption.hardware]
+        )
+
+    def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, identity: str) -> str | None:
+        if experiment.changes and fingerprint == parent:
+            return "the server already runs like this"
+        for todo in self.store.todos(self.session_id):
+            if experiment.changes and todo.identity == identity and todo.id != experiment.id:
+                return f"the same configuration was tried as {todo.id}"
+        return None
+
+    def _close(self, choice: chooser.Choice) -> LoopState:
+        """Nothing more to try: say what was left, then compare the final configuration with the original."""
+        for experiment_id, reason in choice.skipped:
+            self.hands.write(ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason))
+        done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
+        if done or not kept_anything(self.store, self.session_id):
+            return {"next": "finish"}
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.CLOSE_OUT,
+            subject=CLOSE_OUT,
+            what="compare the final configuration with the original, fresh and interleaved",
+            reason=choice.reason,
+        )
+        self.hands.write(
+            ev.TodoAdded(experiment=_close_out_experiment()),
+            ev.ComparisonOpened(
+                experiment_id=CLOSE_OUT, parent=self._role(Role.ORIGINAL), candidate=self._role(Role.KNOWN_GOOD)
+            ),
+            ev.DecisionMade(decision=decision),
+        )
+        return {"next": "apply"}
+
+    def _refuse(self, experiment: Experiment, reason: str) -> None:
+        decision = self.store.decide(
+            self.session_id, kind=DecisionKind.BLOCK, subject=experiment.id, what=experiment.title, reason=reason
+        )
+        self.hands.write(
+            ev.TodoChanged(experiment_id=experiment.id, status=TodoStatus.BLOCKED, reason=reason),
+            ev.DecisionMade(decision=decision),
+        )
+
+    def _skip(self, experiment: Experiment, reason: str) -> None:
+        decision = self.store.decide(
+            self.session_id, kind=DecisionKind.SKIP, subject=experiment.id, what=experiment.title, reason=reason
+        )
+        self.hands.write(
+            ev.TodoChanged(experiment_id=experiment.id, status=TodoStatus.SKIPPED, reason=reason),
+            ev.DecisionMade(decision=decision),
+        )
+
+    def _out_of_time(self, comparison: Comparison) -> str | None:
+        if comparison.close_out or comparison.observation:
+            return None
+        return out_of_time(
+            self.config.policy,
+            spent(self.store, self.session_id),
+            self.config.workload,
+            self.config.judge,
+            costs(self.store, self.session_id, self.config),
+        )
+
+    def _final_verdict(self, comparison: Comparison) -> Verdict:
+        verdict = assess(comparison).verdict
+        if verdict is not None:
+            return verdict
+        void = self._hopelessly_void(comparison)
+        outcome = Outcome.INVALID if void is not None else Outcome.INCONCLUSIVE
+        return close_verdict(comparison, outcome, void or self._out_of_time(comparison) or "ended early")
+
+    def _hopelessly_void(self, comparison: Comparison) -> str | None:
+        """Why the runs of this experiment will not become valid by another try."""
+        streak = _void_streak(comparison.own)
+        if streak and (len(streak) > self.config.validity.retries or streak[-1].metrics is None):
+            return f"{len(streak)} runs in a row do not count: {'; '.join(streak[-1].reasons)}"
+        return None
+
+    def _wait_first(self, comparison: Comparison) -> bool:
+        streak = _void_streak(comparison.own)
+        first = not self.store.measurements(self.session_id)
+        return first or bool(streak and noisy(streak[-1].reasons))
+
+    async def _wait_for_quiet(self) -> str | None:
+        """Wait for a quiet host with a deadline; why not when it never was."""
+        waited = 0.0
+        rule = self.config.validity
+        while True:
+            busy = await self.target.foreign_cores()
+            if busy is None or busy <= rule.max_foreign_cpu_cores:
+                return None
+            if waited >= rule.quiet_wait_s:
+                return f"{QUIET}: not quiet within {waited:.0f} s, {busy:.2f} cores busy with other work"
+            self.hands.check_stop()
+            self.hands.progress.tick(f"waiting for a quiet host: {busy:.2f} cores busy", waited, rule.quiet_wait_s)
+            await self.target.pause(QUIET_CHECK_S)
+            waited += QUIET_CHECK_S
+
+    def _too_noisy(self) -> str | None:
+        """Whether a void verdict was caused by a noisy host: then every other would be void too."""
+        for verdict in self.store.verdicts(self.session_id).values():
+            if verdict.outcome is not Outcome.INVALID:
+                continue
+            own = self.store.measurements(self.session_id, verdict.experiment_id)
+            if own and noisy(own[-1].reasons):
+                return f"too noisy to judge: {own[-1].reasons[0]}"
+        return None
+
+    def _kept_changes(self) -> list[str]:
+        original = self.store.spec(self._role(Role.ORIGINAL))
+        return self.store.spec(self._role(Role.KNOWN_GOOD)).differences(original)
+
+    def _decide(self, row: ComparisonRow, verdict: Verdict) -> list[ev.Event]:
+        """Decision, statuses, finding and moved priorities that follow from a verdict."""
+        experiment = row.experiment
+        kind, status = _CONSEQUENCE[verdict.outcome]
+        what = f"{experiment.title}: {verdict.outcome}"
+        decision = self.store.decide(
+            self.session_id,
+            kind=kind,
+            subject=experiment.id,
+            what=what,
+            reason=verdict.reason,
+            evidence=verdict.evidence,
+        )
+        happened: list[ev.Event] = [
+            ev.DecisionMade(decision=decision),
+            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=verdict.reason),
+        ]
+        if kind is DecisionKind.KEEP:
+            happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.candidate, reason=what))
+        if verdict.outcome is not Outcome.INVALID:
+            happened.append(ev.FindingMade(finding=self._finding(row, verdict)))
+        others = [todo for todo in self.store.todos(self.session_id) if todo.id != experiment.id]
+        for other, priority, reason in chooser.moved_priorities(verdict, experiment.tags, others):
+            happened.append(ev.TodoChanged(experiment_id=other, priority=priority, reason=reason))
+        return happened
+
+    def _close_out(self, row: ComparisonRow, verdict: Verdict) -> list[ev.Event]:
+        """The headline; a final configuration that is not better than the original gives way to it."""
+        better = verdict.outcome is Outcome.BETTER
+        objective = verdict.objective.percent if verdict.objective is not None else "unmeasured"
+        what = f"final configuration against the original: {objective}"
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.KEEP if better else DecisionKind.REVERT,
+            subject=CLOSE_OUT,
+            what=what,
+            reason=verdict.reason if better else f"not shown to be better, so the original returns ({verdict.reason})",
+            evidence=verdict.evidence,
+        )
+        happened: list[ev.Event] = [
+            ev.DecisionMade(decision=decision),
+            ev.TodoChanged(experiment_id=CLOSE_OUT, status=TodoStatus.DONE, reason=verdict.reason),
+            ev.FindingMade(finding=self._finding(row, verdict)),
+        ]
+        if not better:
+            happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.parent, reason=what))
+        return happened
+
+    def _finding(self, row: ComparisonRow, verdict: Verdict) -> Finding:
+        session = self.store.session(self.session_id)
+        changes = ", ".join(map(str, row.experiment.changes)) or row.experiment.title
+        points = "; ".join(f"{name} {effect.percent}" for name, effect in sorted(verdict.points.items()))
+        scope = f"workload {session.workload_revision}, {session.adoption.engine_version}, parent {row.parent}"
+        statement = f"{changes}: {verdict.outcome} ({points or verdict.reason})"
+        return Finding(
+            id=self.store.next_id("findings", "F"), statement=statement, evidence=verdict.evidence, scope=scope
+        )
+
+
+_CONSEQUENCE: dict[Outcome, tuple[DecisionKind, TodoStatus]] = {
+    Outcome.BETTER: (DecisionKind.KEEP, TodoStatus.DONE),
+    Outcome.WORSE: (DecisionKind.REVERT, TodoStatus.DONE),
+    Outcome.NO_DIFFERENCE: (DecisionKind.REVERT, TodoStatus.DONE),
+    Outcome.INCONCLUSIVE: (DecisionKind.REVERT, TodoStatus.DONE),
+    Outcome.COLLAPSED: (DecisionKind.REVERT, TodoStatus.DONE),
+    Outcome.FAILED: (DecisionKind.BLOCK, TodoStatus.BLOCKED),
+    Outcome.INVALID: (DecisionKind.VOID, TodoStatus.SKIPPED),
+    Outcome.OBSERVED: (DecisionKind.BASELINE, TodoStatus.DONE),
+}
+
+
+async def restore(hands: Hands, fingerprint: str) -> Trial:
+    """Bring a configuration up that must come up; one retry, then a person is needed."""
+    trial = await hands.bring_up(fingerprint, RESTORE)
+    if trial.status is not TrialStatus.READY:
+        hands.write(ev.Noted(text=f"{trial.id} did not come up, trying once more", subject=trial.id))
+        trial = await hands.bring_up(fingerprint, RESTORE)
+    if trial.status is TrialStatus.READY:
+        return trial
+    failure = trial.failure
+    spec = hands.store.spec(fingerprint)
+    raise NeedsHuman(
+        "the known-good configuration does not start any more",
+        where={"target": hands.target.name, "cwd": spec.cwd, "command": " ".join(spec.argv)},
+        tail=failure.tail if failure is not None else "",
+        do="start it by hand with the command above, then run `resume`",
+    )
+
+
+def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison) -> bool:
+    """Whether the serving launch may take the wanted run: right spec, and not the launch of another block."""
+    if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != wanted:
+        return False
+    if comparison.observation:
+        return True
+    used = {m.trial_id for m in comparison.own if m.arm is need.arm and m.block != need.block}
+    return trial.id not in used
+
+
+def _void_streak(own: tuple[Measurement, ...]) -> list[Measurement]:
+    """The newest runs in a row that do not count."""
+    streak: list[Measurement] = []
+    for taken in reversed(own):
+        if taken.status is MeasurementStatus.VALID:
+            break
+        if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] != ("collapsed",):
+            streak.insert(0, taken)
+    return streak
+
+
+def _baseline_experiment() -> Experiment:
+    return Experiment(
+        id=BASELINE,
+        title="baseline",
+        hypothesis="what runs now, measured often enough to know its noise",
+        tier=1,
+        priority=1.0,
+        disruption=Disruption.LOAD,
+        load_hint=LoadHint.ANY,
+        source=Source(kind="built-in"),
+    )
+
+
+def _close_out_experiment() -> Experiment:
+    return Experiment(
+        id=CLOSE_OUT,
+        title="final configuration against the original",
+        hypothesis="what was kept is better than what was found",
+        tier=1,
+        priority=1.0,
+        source=Source(kind="built-in"),
+    )

@@ -1,0 +1,34 @@
+"""The planners' seam: a view of the session in, a proposal out; no planner sees a shell or a connection."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from state.models import Experiment, Frozen, LaunchSpec, Verdict
+from tools.target import TargetFacts
+
+
+class View(Frozen):
+    """What a planner sees: the parent's configuration, the host, what was tried and what came of it."""
+
+    engine: str
+    spec: LaunchSpec
+    facts: TargetFacts
+    tried: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class Proposal(Frozen):
+    """What to put on the list, what was left out and why, and the reason for it all."""
+
+    experiments: tuple[Experiment, ...]
+    dropped: tuple[tuple[str, str], ...] = ()
+    reason: str
+
+
+class Planner(Protocol):
+    """Proposes experiments."""
+
+    def propose(self, view: View) -> Proposal:
+        """Experiments for the list; those already tried are not proposed again."""
+        ...

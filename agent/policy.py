@@ -1,0 +1,114 @@
+"""What the session file allows: disruption, constraints and budgets; pure, and it must not weigh gains."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from state.models import (
+    CHANGE_DISRUPTION,
+    Disruption,
+    Experiment,
+    Frozen,
+    JudgeRule,
+    LaunchSpec,
+    Policy,
+    Workload,
+)
+
+
+class Spent(Frozen):
+    """What the session has used so far."""
+
+    elapsed_s: float
+    experiments: int
+    restarts: int
+
+
+class Costs(Frozen):
+    """Prices measured on this very host, with stated guesses until they are known."""
+
+    launch_s: float = 30.0
+    run_s: dict[str, float] = Field(default_factory=dict)
+    default_run_s: float = 20.0
+
+    def block_s(self, workload: Workload) -> float:
+        """One launch measured once at every load point."""
+        runs = sum(self.run_s.get(point.name, self.default_run_s) for point in workload.load_points)
+        return self.launch_s + runs
+
+
+def needed_disruption(experiment: Experiment) -> Disruption:
+    """The disruption that the changes imply, or the declared one if that is higher."""
+    implied = [CHANGE_DISRUPTION[change.kind] for change in experiment.changes]
+    return max([experiment.disruption, *implied])
+
+
+def forbidden(experiment: Experiment, policy: Policy) -> str | None:
+    """Why the session file forbids this experiment, None when it does not."""
+    wanted = needed_disruption(experiment)
+    if wanted > policy.max_disruption:
+        return f"needs {wanted.name.lower()}, the session allows {policy.max_disruption.name.lower()} at most"
+    dropped = sorted(set(experiment.tags) & set(policy.drop))
+    if dropped:
+        return f"the session drops everything tagged {', '.join(dropped)}"
+    for change in experiment.changes:
+        if change.kind == "flag" and change.name in policy.keep_flags:
+            return f"the session keeps {change.name} as it is"
+        if change.kind == "env" and policy.keep_env.get(change.name, change.value) != change.value:
+            return f"{change.name} must stay {policy.keep_env[change.name]}"
+    return None
+
+
+def broken_constraints(spec: LaunchSpec, policy: Policy) -> list[str]:
+    """Hard constraints that a spec does not meet; checked again on the whole spec, whoever proposed it."""
+    return [
+        f"{name} must be {value}, is {spec.env.get(name, 'unset')}"
+        for name, value in sorted(policy.keep_env.items())
+        if spec.env.get(name) != value
+    ]
+
+
+def comparison_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
+    """Expected time of a comparison that ends in a keep: `min_blocks` launches of either arm."""
+    return 2 * rule.min_blocks * costs.block_s(workload)
+
+
+def observation_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
+    """Time of an observation of what runs now: no launch."""
+    return rule.baseline_runs * (costs.block_s(workload) - costs.launch_s)
+
+
+def close_out_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
+    """What the end needs: the final interleaved comparison and one restore. Reserved before every experiment."""
+    return (2 * rule.close_out_blocks + 1) * costs.launch_s + 2 * rule.close_out_blocks * (
+        costs.block_s(workload) - costs.launch_s
+    )
+
+
+def unaffordable(
+    experiment: Experiment, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
+) -> str | None:
+    """Why the remaining budget, less the reserved close-out, does not cover this experiment."""
+    budget = policy.budget
+    if experiment.changes and spent.experiments >= budget.experiments:
+        return f"all {budget.experiments} experiments of the budget are used"
+    reserve = close_out_s(workload, rule, costs)
+    price = (comparison_s if experiment.changes else observation_s)(workload, rule, costs)
+    left = budget.time_s - spent.elapsed_s - reserve
+    if price > left:
+        return f"needs about {price:.0f} s, {max(0.0, left):.0f} s are left before the reserved close-out"
+    restarts = 2 * rule.min_blocks if needed_disruption(experiment) >= Disruption.RESTART else 0
+    free = budget.restarts - spent.restarts - (2 * rule.close_out_blocks + 1)
+    if restarts > free:
+        return f"needs {restarts} restarts, {max(0, free)} are left before the reserved close-out"
+    return None
+
+
+def out_of_time(policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs) -> str | None:
+    """Whether a comparison under way must end now, so that the close-out still fits."""
+    reserve = close_out_s(workload, rule, costs)
+    if spent.elapsed_s + costs.block_s(workload) > policy.budget.time_s - reserve:
+        return f"the time budget of {policy.budget.time_s:.0f} s is used up but for the reserved close-out"
+    if spent.restarts >= policy.budget.restarts - (2 * rule.close_out_blocks + 1):
+        return f"the {policy.budget.restarts} restarts of the budget are used up but for the reserved close-out"
+    return None

@@ -1,0 +1,230 @@
+"""Sessions from outside: open one, take one up again, end it in a known state; it must not know how to measure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from agent.config import SessionConfig
+from agent.graph import run as run_graph
+from agent.hands import Hands
+from agent.nodes import Nodes, restore
+from agent.planners.base import Planner
+from agent.policy import broken_constraints
+from agent.progress import Progress
+from state import events as ev
+from state.errors import (
+    HostError,
+    NeedsHuman,
+    OutcomeUnknown,
+    RatchetError,
+    RefusedForSafety,
+    StoppedByOperator,
+)
+from state.journal import FaultPoint, Journal, no_fault
+from state.models import Adoption, DecisionKind, Disruption, Role, SessionStatus, Trial, TrialStatus
+from state.store import Store
+from tools.target import Target
+
+INBOX = "inbox"
+
+
+def new_session_id(now: float) -> str:
+    """Readable, sortable, and never used twice on a host: date, time and four random hex digits."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+
+def inbox_of(database: Path) -> Path:
+    """Where other processes leave their word for a running session."""
+    return database.parent / INBOX
+
+
+def ask_to_stop(database: Path, session_id: str) -> Path:
+    """Leave a stop request for a running session: one file, put in place atomically."""
+    folder = inbox_of(database)
+    folder.mkdir(parents=True, exist_ok=True)
+    request = folder / f"stop-{session_id}"
+    temporary = folder / f".{request.name}.{os.getpid()}"
+    temporary.write_text(f"asked by process {os.getpid()}\n")
+    temporary.replace(request)
+    return request
+
+
+def open_session(store: Store, config: SessionConfig, adoption: Adoption) -> str:
+    """Write the session's first events: what was found is the original and, until a keep, the known-good."""
+    if not adoption.reproducible and config.policy.max_disruption > Disruption.HOT:
+        raise RefusedForSafety(
+            "the running server could not be started again as it is, so it must not be stopped",
+            where={"target": config.target.name, "obstacles": "; ".join(adoption.obstacles)},
+            do='start it in a reproducible way, or set policy.max_disruption = "hot"',
+        )
+    broken = broken_constraints(adoption.spec, config.policy)
+    if broken:
+        raise RefusedForSafety(
+            "the running server does not meet the session file's own constraints",
+            where={"target": config.target.name, "constraints": "; ".join(broken)},
+            do="correct policy.keep_env or the server",
+        )
+    session_id = new_session_id(store.clock())
+    fingerprint = adoption.spec.fingerprint
+    trial = Trial(
+        id=store.next_id("trials", "T"),
+        experiment_id="adopted",
+        fingerprint=fingerprint,
+        status=TrialStatus.READY,
+        adopted=True,
+        process=adoption.process,
+    )
+    opened = ev.SessionOpened(
+        target=config.target.name,
+        config=config.model_dump(mode="json"),
+        config_revision=config.revision,
+        workload_revision=config.workload.revision,
+        adoption=adoption,
+    )
+    reason = "what was found running"
+    decision = store.decide(
+        session_id,
+        kind=DecisionKind.START,
+        subject=session_id,
+        what=f"tune {adoption.spec.engine} on {config.target.name}",
+        reason=f"adopted process {adoption.process.pid}: {' '.join(adoption.spec.argv)}",
+        evidence=(trial.id,),
+    )
+    store.append(
+        session_id,
+        opened,
+        ev.SpecSeen(fingerprint=fingerprint, spec=adoption.spec),
+        ev.RoleSet(role=Role.ORIGINAL, fingerprint=fingerprint, reason=reason),
+        ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=fingerprint, reason=reason),
+        ev.TrialOpened(trial=trial),
+        ev.TrialClosed(trial=trial),
+        ev.DecisionMade(decision=decision),
+    )
+    return session_id
+
+
+class Runner:
+    """Runs one session in this process, and leaves known-good behind however it ends."""
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        target: Target,
+        config: SessionConfig,
+        planner: Planner,
+        progress: Progress,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self.store = store
+        self.session_id = session_id
+        self.target = target
+        self.progress = progress
+        self.stop = asyncio.Event()
+        journal = Journal(store, session_id, fault)
+        self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
+        self.nodes = Nodes(self.hands, planner)
+
+    async def run(self) -> int:
+        """Attach, run to an end, and return the exit code. Errors that an operator must see are raised after the
+        session's own record of them is written.
+        """
+        self._attach()
+        try:
+            with _signals(self.stop.set):
+                try:
+                    await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
+                except StoppedByOperator as stopped:
+                    return await self._drain(stopped.what)
+        except NeedsHuman as error:
+            self._moved(SessionStatus.NEEDS_HUMAN, error)
+            raise
+        except RefusedForSafety as error:
+            self._moved(SessionStatus.REFUSED, error)
+            raise
+        except (HostError, OutcomeUnknown) as error:
+            self._moved(SessionStatus.STOPPED, error)
+            raise
+        row = self.store.session(self.session_id)
+        return row.exit_code if row.exit_code is not None else 1
+
+    def _attach(self) -> None:
+        """Note that an agent is here; on a resume, say what the last one left open."""
+        row = self.store.session(self.session_id)
+        happened: list[ev.Event] = [ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner"))]
+        if row.attached:
+            happened += self._interruption(row.status)
+        self.hands.write(*happened)
+        self._stop_file().unlink(missing_ok=True)
+
+    def _interruption(self, status: SessionStatus) -> list[ev.Event]:
+        comparison = self.store.open_comparison(self.session_id)
+        left = f"in the middle of {comparison.experiment.id}" if comparison is not None else "between experiments"
+        died = status is SessionStatus.RUNNING
+        what = f"the agent died {left}" if died else f"the session had stopped {left}"
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.RESUME,
+            subject=self.session_id,
+            what="go on",
+            reason=f"{what}; the host is observed first, nothing finished is repeated",
+        )
+        moved = ev.SessionMoved(status=SessionStatus.RUNNING, reason="resumed")
+        return [ev.DecisionMade(decision=decision), moved]
+
+    async def _drain(self, reason: str) -> int:
+        """Ctrl-C, SIGTERM or `stop`: end the run under way, bring known-good back, stay resumable."""
+        self.progress.phase("stopping: known-good comes back first")
+        await self.hands.abandon_runs()
+        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
+        assert known_good is not None
+        trial = await self._known_good(known_good)
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.INTERRUPTED,
+            subject=trial.id,
+            what="known-good serves, the session can be resumed",
+            reason=reason,
+            evidence=(trial.id,),
+        )
+        moved = ev.SessionMoved(status=SessionStatus.STOPPED, reason=reason, exit_code=StoppedByOperator.exit_code)
+        self.hands.write(ev.DecisionMade(decision=decision), moved)
+        self._stop_file().unlink(missing_ok=True)
+        return StoppedByOperator.exit_code
+
+    async def _known_good(self, fingerprint: str) -> Trial:
+        position = await self.hands.where()
+        trial = position.trial
+        if trial is not None and trial.fingerprint == fingerprint and trial.status is TrialStatus.READY:
+            return trial
+        return await restore(self.hands, fingerprint)
+
+    def _moved(self, status: SessionStatus, error: RatchetError) -> None:
+        self.hands.write(ev.SessionMoved(status=status, reason=str(error), exit_code=error.exit_code))
+
+    def _stop_file(self) -> Path:
+        return inbox_of(self.store.path) / f"stop-{self.session_id}"
+
+    def _asked_by_file(self) -> bool:
+        return self._stop_file().exists()
+
+
+@contextmanager
+def _signals(call: Callable[[], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a drain; a second one changes nothing, because the drain is what they want."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

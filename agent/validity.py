@@ -1,0 +1,64 @@
+"""Does a benchmark run count: pure checks of one run's figures and telemetry; it must not compare two runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from state.models import LoadPoint, Metrics, Telemetry, ValidityRule
+
+QUIET = "noisy host"
+
+
+def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
+    """Why this run must not be judged, empty when it counts. Reasons of a noisy host begin with QUIET."""
+    return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
+
+
+def noisy(reasons: tuple[str, ...]) -> bool:
+    """Whether a run was void only because of the surroundings, so that waiting may help."""
+    return bool(reasons) and all(reason.startswith(QUIET) for reason in reasons)
+
+
+def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator[str]:
+    if metrics.stopped_early:
+        yield f"stopped early: {metrics.stopped_early}"
+    if metrics.requested != point.requests:
+        yield f"{metrics.requested} requests were sent where {point.requests} were asked"
+    if metrics.failed > rule.max_failed_share * metrics.requested:
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(metrics.failures.items()))
+        yield f"{metrics.failed} of {metrics.requested} requests failed ({kinds})"
+    if metrics.completed + metrics.failed != metrics.requested:
+        yield f"{metrics.completed} completed and {metrics.failed} failed of {metrics.requested}: some are missing"
+    if metrics.short_outputs:
+        yield f"{metrics.short_outputs} answers were shorter than the {point.output_tokens} tokens asked"
+    if not _positive(metrics.duration_s) or not _positive(metrics.output_tok_s):
+        yield "no positive duration and throughput"
+    if not _positive(metrics.ttft_ms.mean):
+        yield "no TTFT above zero"
+    wanted = min(point.concurrency, point.requests)
+    if metrics.peak_concurrency is not None and metrics.peak_concurrency < wanted:
+        yield f"only {metrics.peak_concurrency} of {wanted} streams were ever in flight"
+    if metrics.mean_concurrency is not None and metrics.mean_concurrency < rule.min_concurrency_share * wanted:
+        yield f"{metrics.mean_concurrency:.1f} streams in flight on average, {wanted} asked"
+
+
+def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule) -> Iterator[str]:
+    if metrics.client_bottleneck:
+        yield f"the client was the bottleneck: {metrics.client_bottleneck}"
+    counted = metrics.server_output_tokens
+    if counted is not None and metrics.output_tokens:
+        off = counted / metrics.output_tokens - 1
+        if off > rule.counter_tolerance:
+            yield f"foreign traffic: the server counted {counted} output tokens, we received {metrics.output_tokens}"
+        elif off < -rule.counter_tolerance:
+            yield f"the server counted {counted} output tokens, the client claims {metrics.output_tokens}"
+    foreign = telemetry.foreign_cpu_cores
+    if foreign is not None and foreign > rule.max_foreign_cpu_cores:
+        yield f"{QUIET}: {foreign:.2f} cores were busy with other work, {rule.max_foreign_cpu_cores:.2f} allowed"
+    if telemetry.steal_share is not None and telemetry.steal_share > rule.max_steal_share:
+        yield f"{QUIET}: {telemetry.steal_share:.1%} of CPU time was stolen, {rule.max_steal_share:.1%} allowed"
+
+
+def _positive(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0

@@ -1,0 +1,371 @@
+"""One state.db: the only door to sqlite_utils for reading and writing a session; it must not decide anything.
+
+Every write is one event plus its projections in one transaction. There is one writer at a time, held by an
+advisory lock on a file beside the database; readers open it read-only and never wait for the writer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlite_utils import Database
+
+from state import events as ev
+from state.errors import ConfigError, StoreError, TargetLocked
+from state.migrations import APPLICATION_ID, migrations
+from state.models import (
+    Adoption,
+    Decision,
+    Experiment,
+    Finding,
+    Frozen,
+    LaunchSpec,
+    Measurement,
+    Role,
+    SessionStatus,
+    Todo,
+    TodoStatus,
+    Trial,
+    Verdict,
+)
+from state.projection import project
+
+Record = TypeVar("Record", bound=Frozen)
+
+
+class SessionRow(Frozen):
+    """Where one session stands, as the sessions table has it."""
+
+    id: str
+    target: str
+    status: SessionStatus
+    reason: str
+    exit_code: int | None
+    started_at: float
+    ended_at: float | None
+    epoch: int
+    config: dict[str, Any]
+    config_revision: str
+    workload_revision: str
+    adoption: Adoption
+    agent_pid: int | None
+    attached: int
+
+
+class ComparisonRow(Frozen):
+    """Which specs an open experiment compares, by fingerprint."""
+
+    experiment: Experiment
+    parent: str
+    candidate: str
+    epoch: int
+
+
+class EffectRow(Frozen):
+    """An effect: open as long as `outcome` is None."""
+
+    key: str
+    intent: dict[str, Any]
+    outcome: dict[str, Any] | None
+
+
+class Store:
+    """A handle on one state.db. Use `Store.write(path)` or `Store.read(path)`; both are context managers."""
+
+    def __init__(self, db: Database, path: Path, clock: Callable[[], float]) -> None:
+        self.db = db
+        self.path = path
+        self.clock = clock
+
+    # --- opening -------------------------------------------------------------------------------------------
+
+    @classmethod
+    @contextmanager
+    def write(cls, path: Path, clock: Callable[[], float] = time.time) -> Iterator[Store]:
+        """Open for writing, creating and migrating as needed. Raises TargetLocked, StoreError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _writer_lock(path), _story(path):
+            fresh = not path.exists()
+            if not fresh:
+                _refuse_foreign(path)
+            connection = sqlite3.connect(path, isolation_level=None, timeout=5)
+            db = Database(connection)
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA foreign_keys = ON")
+                if not fresh and migrations.pending(db):
+                    shutil.copy2(path, path.with_suffix(".db.before-migration"))
+                migrations.apply(db)
+                yield cls(db, path, clock)
+            finally:
+                db.close()
+
+    @classmethod
+    @contextmanager
+    def read(cls, path: Path) -> Iterator[Store]:
+        """Open read-only. Raises ConfigError when there is no database, StoreError when it is not ours."""
+        if not path.exists():
+            raise ConfigError(
+                f"there is no session database at {path}",
+                do="run `start` first, or name another database with --db or RATCHET_STATE",
+            )
+        with _story(path):
+            _refuse_foreign(path)
+            connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+            db = Database(connection)
+            try:
+                yield cls(db, path, time.time)
+            finally:
+                db.close()
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def append(self, session_id: str, *happened: ev.Event) -> None:
+        """Write events and their projections in one transaction: all of them are there afterwards, or none."""
+        at = self.clock()
+        with _story(self.path):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                for event in happened:
+                    row = {"session_id": session_id, "at": at, "kind": event.kind, "body": event.model_dump_json()}
+                    self.db.execute(
+                        "INSERT INTO events (session_id, at, kind, body) VALUES (:session_id, :at, :kind, :body)", row
+                    )
+                    project(self.db, session_id, at, event)
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.conn.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+
+    def next_id(self, table: str, prefix: str) -> str:
+        """The next free id such as `T12`; safe because there is one writer and ids are never deleted."""
+        count = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        return f"{prefix}{count + 1}"
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def sessions(self) -> list[SessionRow]:
+        """All sessions, oldest first."""
+        return [_session(row) for row in self._rows("SELECT * FROM sessions ORDER BY started_at, id")]
+
+    def session(self, session_id: str) -> SessionRow:
+        """One session. Raises ConfigError when there is none of that id."""
+        rows = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
+        if not rows:
+            known = ", ".join(row.id for row in self.sessions()) or "none"
+            raise ConfigError(f"there is no session {session_id} in {self.path}", do=f"sessions here: {known}")
+        return _session(rows[0])
+
+    def latest_session(self) -> SessionRow:
+        """The session begun last. Raises ConfigError when there is none."""
+        found = self.sessions()
+        if not found:
+            raise ConfigError(f"{self.path} holds no session yet", do="run `start` first")
+        return found[-1]
+
+    def role(self, session_id: str, role: Role) -> str | None:
+        """Fingerprint of the spec in that role, None before it is set."""
+        rows = self._rows("SELECT fingerprint FROM roles WHERE session_id = ? AND role = ?", session_id, role.value)
+        return str(rows[0]["fingerprint"]) if rows else None
+
+    def spec(self, fingerprint: str) -> LaunchSpec:
+        """A spec by fingerprint (KeyError when it was never seen)."""
+        rows = self._rows("SELECT body FROM specs WHERE fingerprint = ?", fingerprint)
+        if not rows:
+            raise KeyError(fingerprint)
+        return LaunchSpec.model_validate_json(rows[0]["body"])
+
+    def todos(self, session_id: str) -> list[Todo]:
+        """The todo list in the order of its making."""
+        rows = self._rows("SELECT * FROM todos WHERE session_id = ? ORDER BY position", session_id)
+        return [
+            Todo(
+                experiment=Experiment.model_validate_json(row["body"]),
+                status=TodoStatus(row["status"]),
+                priority=row["priority"],
+                reason=row["reason"],
+                identity=row["identity"],
+            )
+            for row in rows
+        ]
+
+    def open_comparison(self, session_id: str) -> ComparisonRow | None:
+        """The experiment in progress, if any; there is never more than one."""
+        rows = self._rows(
+            "SELECT * FROM todos WHERE session_id = ? AND status = ?", session_id, TodoStatus.IN_PROGRESS.value
+        )
+        return _comparison(rows[0]) if rows else None
+
+    def comparison(self, session_id: str, experiment_id: str) -> ComparisonRow:
+        """What an experiment compared (KeyError when it was never begun)."""
+        rows = self._rows(
+            "SELECT * FROM todos WHERE session_id = ? AND id = ? AND parent IS NOT NULL", session_id, experiment_id
+        )
+        if not rows:
+            raise KeyError(experiment_id)
+        return _comparison(rows[0])
+
+    def trials(self, session_id: str) -> list[Trial]:
+        """All launches, oldest first."""
+        return self._bodies(Trial, "trials", session_id, "opened_at, CAST(substr(id, 2) AS INTEGER)")
+
+    def measurements(self, session_id: str, experiment_id: str | None = None) -> list[Measurement]:
+        """All benchmark runs, or those of one experiment, oldest first."""
+        found = self._bodies(Measurement, "measurements", session_id, "CAST(substr(id, 2) AS INTEGER)")
+        return [m for m in found if experiment_id is None or m.experiment_id == experiment_id]
+
+    def verdicts(self, session_id: str) -> dict[str, Verdict]:
+        """Verdicts by experiment id."""
+        found = self._bodies(Verdict, "verdicts", session_id, "at")
+        return {verdict.experiment_id: verdict for verdict in found}
+
+    def decisions(self, session_id: str) -> list[dict[str, Any]]:
+        """All decisions in order, each with its time (`at`, Unix seconds)."""
+        rows = self._rows(
+            "SELECT * FROM decisions WHERE session_id = ? ORDER BY CAST(substr(id, 2) AS INTEGER)", session_id
+        )
+        return [{**row, "evidence": json.loads(row["evidence"])} for row in rows]
+
+    def findings(self, session_id: str) -> list[Finding]:
+        """All findings in order."""
+        rows = self._rows("SELECT * FROM findings WHERE session_id = ? ORDER BY at, id", session_id)
+        return [
+            Finding(
+                id=row["id"],
+                statement=row["statement"],
+                evidence=tuple(json.loads(row["evidence"])),
+                scope=row["scope"],
+            )
+            for row in rows
+        ]
+
+    def effect(self, key: str) -> EffectRow | None:
+        """An effect by key, None when it was never intended."""
+        rows = self._rows("SELECT key, intent, outcome FROM effects WHERE key = ?", key)
+        if not rows:
+            return None
+        outcome = rows[0]["outcome"]
+        return EffectRow(
+            key=key,
+            intent=json.loads(rows[0]["intent"]),
+            outcome=json.loads(outcome) if outcome is not None else None,
+        )
+
+    def opened_at(self, table: str, item_id: str) -> float:
+        """When a trial or measurement was opened, Unix seconds."""
+        return float(self._rows(f"SELECT opened_at FROM {table} WHERE id = ?", item_id)[0]["opened_at"])
+
+    def active_s(self, session_id: str) -> float:
+        """Seconds from the session's first event until now in which an agent was attached."""
+        rows = self._rows("SELECT at, kind FROM events WHERE session_id = ? ORDER BY seq", session_id)
+        if not rows:
+            return 0.0
+        total, last = 0.0, float(rows[0]["at"])
+        for row in rows[1:]:
+            if row["kind"] != "agent-attached":
+                total += max(0.0, row["at"] - last)
+            last = float(row["at"])
+        return total + max(0.0, self.clock() - last)
+
+    def timeline(self, session_id: str) -> list[dict[str, Any]]:
+        """The session's story, a row a step."""
+        return self._rows("SELECT * FROM v_timeline WHERE session_id = ? ORDER BY seq", session_id)
+
+    def decide(self, session_id: str, **fields: Any) -> Decision:
+        """Build a Decision with the next free id (it is written with `append`, beside what it decides)."""
+        return Decision(id=self.next_id("decisions", "D"), **fields)
+
+    def _rows(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
+        with _story(self.path):
+            return list(self.db.query(sql, list(parameters)))
+
+    def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
+        rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)
+        return [model.model_validate_json(row["body"]) for row in rows]
+
+
+def _session(row: dict[str, Any]) -> SessionRow:
+    return SessionRow.model_validate(
+        {**row, "config": json.loads(row["config"]), "adoption": Adoption.model_validate_json(row["adoption"])}
+    )
+
+
+def _comparison(row: dict[str, Any]) -> ComparisonRow:
+    return ComparisonRow(
+        experiment=Experiment.model_validate_json(row["body"]),
+        parent=row["parent"],
+        candidate=row["candidate"],
+        epoch=row["epoch"],
+    )
+
+
+@contextmanager
+def _writer_lock(path: Path) -> Iterator[None]:
+    """Hold the database for one agent. The lock dies with the process, so a SIGKILL never leaves it behind."""
+    try:
+        handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"the folder of {path} cannot be written: {error.strerror}", do="name a writable place with --db"
+        ) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
+            raise TargetLocked(
+                f"another agent is writing to {path}",
+                where={"held by": holder or "unknown"},
+                do="wait for it, or end it with `stop`",
+            ) from error
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """An empty file, another program's file or a newer schema is refused rather than written over."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        if application != APPLICATION_ID:
+            raise StoreError(
+                f"{path} is not a Ratchet database (it is empty, foreign or damaged)",
+                do="move it away, or name another database with --db",
+            )
+        check = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if check != "ok":
+            raise StoreError(f"{path} is damaged: {check}", do="restore it from a backup; the target is untouched")
+        known = {migration.name for migration in migrations._migrations}
+        applied = {row[0] for row in connection.execute("SELECT name FROM _sqlite_migrations")}
+        if newer := sorted(applied - known):
+            raise StoreError(
+                f"{path} was written by a newer version of Ratchet ({', '.join(newer)})", do="update this program"
+            )
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _story(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, with the file and the advice."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        advice = "free some space and `resume`" if "full" in str(error) else "see who else has it open, then `resume`"
+        raise StoreError(f"{path} cannot be used: {error}", do=advice) from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} is damaged or not a database: {error}", do="restore it from a backup") from error

@@ -1,0 +1,284 @@
+"""A simulated target: one JSON file is the world, one log file the outside witness; it never touches a real host.
+
+For speed and for faults that cannot be had otherwise. The world outlives the agent (a SIGKILL leaves it as it is),
+figures are drawn from the names of launch and run, so that asking twice gives the same answer, and every launch
+and run is written to `world.log` by the world itself, where tests count them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from state.errors import CommandFailed, ForeignChange, PolicyRefused, ServerNotFound
+from state.models import (
+    Adoption,
+    Change,
+    Failure,
+    Frozen,
+    LaunchSpec,
+    Metrics,
+    ProcessId,
+    Summary,
+    Telemetry,
+    digest,
+)
+from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
+
+BOOT = "simulated-boot"
+
+
+class SimEffect(Frozen):
+    """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others)."""
+
+    name: str
+    value: str = Field(description="as text; '*' for any value")
+    ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
+    refuses: str | None = Field(default=None, description="the server ends at start with this log line")
+
+
+class Scenario(Frozen):
+    """A simulated server: its flags, its speed at each load point, what changes do to it, and its noise."""
+
+    flags: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    known_flags: frozenset[str]
+    base_tok_s: dict[str, float]
+    effects: tuple[SimEffect, ...] = ()
+    run_noise: float = 0.01
+    launch_noise: float = 0.005
+    foreign_cores: float = 0.0
+    polls_per_run: int = Field(default=2, description="how often a run is seen running before it has ended")
+    launch_s: float = 1.0
+    seed: int = 1
+
+
+class SimulatedTarget:
+    """A Target whose world is the folder `path`."""
+
+    def __init__(self, path: Path, scenario: Scenario) -> None:
+        self.name = "simulated"
+        self.path = path
+        self.scenario = scenario
+        path.mkdir(parents=True, exist_ok=True)
+        if not self._file.exists():
+            self._save({"pids": 100, "clock": 0.0, "server": self._process("adopted", self._original(), 100)})
+
+    # --- the Target protocol -------------------------------------------------------------------------------
+
+    async def adopt(self) -> Adoption:
+        """What serves at the start."""
+        serving = await self.serving()
+        if serving is None:
+            raise ServerNotFound("no simulated server runs", do="delete the simulated world to begin again")
+        return Adoption(process=serving.process, spec=serving.spec, engine_version="sim-1", hardware="simulated")
+
+    async def facts(self) -> TargetFacts:
+        """A small, fixed host."""
+        return TargetFacts(
+            cores=4,
+            mem_available_mb=8192,
+            gpus=0,
+            known_flags=self.scenario.known_flags,
+            engine_version="sim-1",
+        )
+
+    def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
+        """Set flags and variables; a flag the scenario does not know is refused."""
+        flags, env = dict(spec.flags), dict(spec.env)
+        for change in changes:
+            if change.kind == "flag":
+                if change.name not in self.scenario.known_flags:
+                    raise PolicyRefused(f"the server does not know {change.name}", where={"host": self.name})
+                flags.pop(change.name, None)
+                if not change.remove:
+                    flags[change.name] = () if change.value is None else (change.value,)
+            elif change.kind == "env":
+                env.pop(change.name, None)
+                if change.value is not None:
+                    env[change.name] = change.value
+            else:
+                raise PolicyRefused(f"a simulated server has no {change.kind} changes", where={"host": self.name})
+        argv = (*spec.program, *(token for name, values in flags.items() for token in (name, *values)))
+        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv})
+
+    async def serving(self) -> Serving | None:
+        """Whoever the world says."""
+        server = self._load()["server"]
+        if server is None or server["state"] == "failed":
+            return None
+        return Serving(
+            process=ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT),
+            key=None if server["key"] == "adopted" else server["key"],
+            spec=LaunchSpec.model_validate(server["spec"]),
+        )
+
+    async def launch(self, key: str, spec: LaunchSpec) -> None:
+        """Replace the server; a server that is neither adopted nor ours is left alone."""
+        world = self._load()
+        if key in world.setdefault("launches", []):
+            return
+        if world["server"] is not None and world["server"]["key"] == "foreign":
+            raise ForeignChange("somebody else's server holds the port", where={"host": self.name})
+        world["launches"].append(key)
+        world["pids"] += 1
+        world["server"] = self._process(key, spec, world["pids"])
+        world["clock"] += self.scenario.launch_s
+        self._log("launch", key, spec.fingerprint)
+        self._save(world)
+
+    async def launched(self, key: str) -> bool:
+        """Whether the world saw that launch."""
+        return key in self._load().get("launches", [])
+
+    async def await_ready(self, key: str) -> Ready | Failure:
+        """At once: simulated servers load in no time."""
+        world = self._load()
+        server = world["server"]
+        if server is None or server["key"] != key:
+            return Failure(failure_class="vanished", cause=f"launch {key} is not running", action="RETRY1")
+        refused = self._refusal(LaunchSpec.model_validate(server["spec"]))
+        if refused is not None:
+            world["server"]["state"] = "failed"
+            self._save(world)
+            return Failure(failure_class="config-invalid", cause=refused, exit_code=1, tail=refused, action="REJECT")
+        process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT)
+        return Ready(process=process, load_s=self.scenario.launch_s)
+
+    async def trouble(self) -> str | None:
+        """A hung server says nothing."""
+        server = self._load()["server"]
+        return "no answer to a real request" if server is not None and server["state"] == "hung" else None
+
+    async def begin_run(self, key: str, request: RunRequest) -> None:
+        """Note the run; its figures follow from its name."""
+        world = self._load()
+        if key in world.setdefault("runs", {}):
+            return
+        world["runs"][key] = {
+            "polls": self.scenario.polls_per_run,
+            "request": request.model_dump(mode="json"),
+            "launch": world["server"]["key"],
+            "spec": world["server"]["spec"],
+        }
+        self._log("run", key, request.point.name)
+        self._save(world)
+
+    async def look_run(self, key: str) -> RunState:
+        """Running for a few looks, then ended."""
+        world = self._load()
+        run = world.get("runs", {}).get(key)
+        if run is None:
+            return RunState(phase="absent")
+        if run["polls"] > 0:
+            run["polls"] -= 1
+            self._save(world)
+            return RunState(phase="running", elapsed_s=0.1, done=0)
+        return RunState(phase="ended", elapsed_s=1.0)
+
+    async def collect_run(self, key: str) -> RunResult:
+        """The figures that belong to this launch and this run."""
+        run = self._load().get("runs", {}).get(key)
+        if run is None:
+            raise CommandFailed(f"run {key} left no result", where={"host": self.name, "key": key})
+        request = RunRequest.model_validate(run["request"])
+        rate = self.true_tok_s(LaunchSpec.model_validate(run["spec"]), request.point.name)
+        rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
+        rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
+        return _result(request, rate, self.scenario.foreign_cores)
+
+    async def stop_run(self, key: str) -> None:
+        """End it now."""
+        world = self._load()
+        if key in world.get("runs", {}):
+            world["runs"][key]["polls"] = 0
+            self._save(world)
+
+    async def foreign_cores(self) -> float | None:
+        """As the scenario says."""
+        return self.scenario.foreign_cores
+
+    async def pause(self, seconds: float) -> None:
+        """Advance the world's clock instead of waiting."""
+        world = self._load()
+        world["clock"] += seconds
+        self._save(world)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    # --- the world -----------------------------------------------------------------------------------------
+
+    def true_tok_s(self, spec: LaunchSpec, point: str) -> float:
+        """Output tok/s of a spec without noise: what the judge tries to find out."""
+        rate = self.scenario.base_tok_s[point]
+        for effect in self._effects(spec):
+            rate *= effect.ratio.get(point, effect.ratio.get("*", 1.0))
+        return rate
+
+    def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
+        settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env
+        return [e for e in self.scenario.effects if e.name in settings and e.value in ("*", settings[e.name])]
+
+    def _refusal(self, spec: LaunchSpec) -> str | None:
+        return next((e.refuses for e in self._effects(spec) if e.refuses), None)
+
+    def _original(self) -> LaunchSpec:
+        argv = ("sim-server", *(token for name, values in self.scenario.flags.items() for token in (name, *values)))
+        flags = dict(self.scenario.flags)
+        return LaunchSpec(engine="llamacpp", program=("sim-server",), flags=flags, argv=argv, cwd="/", user="sim")
+
+    def _process(self, key: str, spec: LaunchSpec, pid: int) -> dict[str, Any]:
+        return {"key": key, "pid": pid, "spec": spec.model_dump(mode="json"), "state": "running"}
+
+    def _draw(self, sigma: float, *names: str) -> float:
+        seed = hashlib.sha256("/".join([str(self.scenario.seed), *names]).encode()).digest()
+        return float(2.718281828459045 ** random.Random(seed).gauss(0.0, sigma))
+
+    @property
+    def _file(self) -> Path:
+        return self.path / "world.json"
+
+    def _load(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self._file.read_text())
+        return loaded
+
+    def _save(self, world: dict[str, Any]) -> None:
+        temporary = self._file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(world))
+        os.replace(temporary, self._file)
+
+    def _log(self, *words: str) -> None:
+        with (self.path / "world.log").open("a") as log:
+            log.write(" ".join(words) + "\n")
+
+
+def _result(request: RunRequest, rate: float, foreign_cores: float) -> RunResult:
+    point = request.point
+    tokens = point.requests * point.output_tokens
+    tpot = 1000 * point.concurrency / rate
+    latency = Summary(mean=tpot, p50=tpot, p90=1.2 * tpot, p99=1.5 * tpot)
+    metrics = Metrics(
+        requested=point.requests,
+        completed=point.requests,
+        failed=0,
+        duration_s=tokens / rate,
+        prompt_tokens=point.requests * point.prompt_tokens,
+        output_tokens=tokens,
+        output_tok_s=rate,
+        requests_s=rate / point.output_tokens,
+        ttft_ms=latency,
+        tpot_ms=latency,
+        itl_ms=latency,
+        e2e_ms=Summary(mean=tpot * point.output_tokens),
+        peak_concurrency=min(point.concurrency, point.requests),
+        mean_concurrency=float(min(point.concurrency, point.requests)),
+        server_output_tokens=tokens,
+    )
+    telemetry = Telemetry(foreign_cpu_cores=foreign_cores, steal_share=0.0)
+    return RunResult(metrics=metrics, telemetry=telemetry, raw={"simulated": digest(metrics.model_dump(mode="json"))})

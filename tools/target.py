@@ -1,0 +1,142 @@
+"""The seam between judgement and the world: what can be done to a target, whatever it is; no implementation here.
+
+Every method that changes the world is idempotent by its key, so that doing it again after a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from state.models import (
+    Adoption,
+    Change,
+    Failure,
+    Frozen,
+    LaunchSpec,
+    LoadPoint,
+    Metrics,
+    ProcessId,
+    Telemetry,
+    Workload,
+)
+
+
+class TargetFacts(Frozen):
+    """What a planner may know about the target without touching it again."""
+
+    cores: int
+    mem_available_mb: float
+    gpus: int
+    known_flags: frozenset[str]
+    engine_version: str
+
+
+class Serving(Frozen):
+    """The process that listens on the server's port; `key` names the launch if it was ours."""
+
+    process: ProcessId
+    key: str | None
+    spec: LaunchSpec
+
+
+class Ready(Frozen):
+    """A launch that generates, with what its read-back configuration does differently from what was asked."""
+
+    process: ProcessId
+    load_s: float
+    mismatches: tuple[str, ...] = ()
+
+
+class RunRequest(Frozen):
+    """One benchmark run to be made on the host."""
+
+    point: LoadPoint
+    workload: Workload
+    seed: int
+    process: ProcessId
+
+
+class RunState(Frozen):
+    """Where a benchmark job stands; `vanished` means that it began and neither runs nor left a result."""
+
+    phase: Literal["absent", "running", "ended", "vanished"]
+    elapsed_s: float = 0.0
+    done: int = 0
+    output_tokens: int = 0
+
+
+class RunResult(Frozen):
+    """The figures of an ended run, and the client's own result as it was."""
+
+    metrics: Metrics
+    telemetry: Telemetry
+    raw: dict[str, Any]
+
+
+class Target(Protocol):
+    """A host with one server on it."""
+
+    name: str
+
+    async def adopt(self) -> Adoption:
+        """Look at the running server and describe it; reads only. Raises ServerNotFound."""
+        ...
+
+    async def facts(self) -> TargetFacts:
+        """What planners may know; reads only."""
+        ...
+
+    def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
+        """The spec with the changes applied. Raises PolicyRefused for a flag or value the server does not know."""
+        ...
+
+    async def serving(self) -> Serving | None:
+        """Who listens on the server's port now, None when nobody does."""
+        ...
+
+    async def launch(self, key: str, spec: LaunchSpec) -> None:
+        """Stop the server that serves, if it is the adopted one or ours, and begin `spec` as launch `key`.
+
+        Does nothing when launch `key` has begun already. Raises ForeignChange when somebody else's process serves.
+        """
+        ...
+
+    async def launched(self, key: str) -> bool:
+        """Whether launch `key` ever began."""
+        ...
+
+    async def await_ready(self, key: str) -> Ready | Failure:
+        """Wait until launch `key` generates; a Failure when it ended or its deadline passed."""
+        ...
+
+    async def trouble(self) -> str | None:
+        """Why the serving process does not generate now, None when it does."""
+        ...
+
+    async def begin_run(self, key: str, request: RunRequest) -> None:
+        """Begin a detached benchmark job; does nothing when it has begun already."""
+        ...
+
+    async def look_run(self, key: str) -> RunState:
+        """Where the job stands."""
+        ...
+
+    async def collect_run(self, key: str) -> RunResult:
+        """The result of an ended job. Raises CommandFailed when it left none."""
+        ...
+
+    async def stop_run(self, key: str) -> None:
+        """End the job, if it runs."""
+        ...
+
+    async def foreign_cores(self) -> float | None:
+        """How many cores are busy with work that is neither the server's nor ours, None when unobservable."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass on the target; the only way in which judgement waits."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection; the target keeps doing what it does."""
+        ...
