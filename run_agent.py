@@ -1,1 +1,360 @@
-def main() -> None: ...
+"""Ratchet's command line: parses, calls `agent`, prints; it must not decide anything about a session.
+
+Exit codes: 0 done · 1 a bug · 2 configuration · 3 host or server not usable · 4 stopped, resumable ·
+5 refused for safety · 6 needs a human. Heavy imports stand inside the commands that need them, so that `status`
+and `replay` answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from state.errors import RatchetError
+
+if TYPE_CHECKING:
+    from agent.config import SessionConfig
+    from agent.session import Runner
+    from state.store import Store
+
+app = typer.Typer(
+    name="ratchet",
+    help="Tunes an LLM inference server over SSH, unattended: judged against noise, back to known-good whatever dies.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Db = Annotated[
+    Path | None, typer.Option("--db", help="Session database (file or folder); RATCHET_STATE names it as well.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+SessionFile = Annotated[Path, typer.Argument(help="The session file.", show_default="session.toml")]
+SessionId = Annotated[str | None, typer.Argument(help="A session's id; the latest by default.")]
+
+
+def main() -> None:
+    """Run the command line; our own errors become a message and their exit code, never a traceback."""
+    try:
+        app()
+    except RatchetError as error:
+        print(f"ratchet: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@app.command()
+def start(
+    session_file: SessionFile = Path("session.toml"),
+    db: Db = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate, touch nothing.")] = False,
+) -> None:
+    """Tune the server that the session file names, unattended, and leave the better or the original one serving."""
+    from agent.config import load
+
+    config = load(session_file)
+    if dry_run:
+        _print_diagnosis(asyncio.run(_examine(config)), as_json=False)
+        return
+    raise typer.Exit(asyncio.run(_start(config, _database(config, db))))
+
+
+@app.command()
+def resume(session: SessionId = None, db: Db = None) -> None:
+    """Take an interrupted session up again: look at the host first, repeat nothing that was finished."""
+    raise typer.Exit(asyncio.run(_resume(_find(db), session)))
+
+
+@app.command()
+def status(session: SessionId = None, db: Db = None, as_json: Json = False) -> None:
+    """Where a session stands: what it does, the list, what came of it, time used."""
+    from agent.status import summary
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        found = summary(store, _session_id(store, session))
+        if as_json:
+            _print_json(found)
+            return
+        from rich.console import Console
+
+        from agent.live import todo_table
+
+        console = Console()
+        console.print(f"[bold]{found['target']}[/bold] session {found['session']}: {found['status']} {found['reason']}")
+        console.print(f"{found['headline']}")
+        console.print(
+            f"{found['active_s'] / 60:.1f} of {found['budget_s'] / 60:.0f} min, {found['experiments_judged']} judged, "
+            f"{found['restarts']} restarts, {found['downtime_s']:.0f} s of downtime"
+        )
+        console.print(todo_table(store, found["session"]))
+        console.print(f"next: {found['next_step']}")
+
+
+@app.command()
+def sessions(db: Db = None, as_json: Json = False) -> None:
+    """All sessions of a database, oldest first."""
+    from agent.report import headline
+    from state.replay import iso
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        rows = [
+            {
+                "session": row.id,
+                "target": row.target,
+                "status": row.status.value,
+                "started": iso(row.started_at),
+                "ended": iso(row.ended_at) if row.ended_at is not None else None,
+                "headline": headline(store, row.id),
+            }
+            for row in store.sessions()
+        ]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        print(f"{row['session']}  {row['target']}  {row['status']:<12} {row['started']}  {row['headline']}")
+
+
+@app.command()
+def replay(session: SessionId = None, db: Db = None, as_json: Json = False) -> None:
+    """The decision log with reasons and evidence, told from the store alone."""
+    from state.replay import decision_log
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        log = decision_log(store, _session_id(store, session))
+    if as_json:
+        _print_json(log)
+        return
+    from rich.console import Console
+
+    from agent.live import decision_table
+
+    Console().print(decision_table(log))
+
+
+@app.command()
+def report(
+    session: SessionId = None,
+    db: Db = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,
+) -> None:
+    """The morning report as Markdown."""
+    from agent.report import markdown
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        text = markdown(store, _session_id(store, session))
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text)
+        print(f"written to {output}")
+
+
+@app.command()
+def stop(session: SessionId = None, db: Db = None) -> None:
+    """Ask a running session to stop: it brings known-good back first and can be resumed."""
+    from agent.inbox import ask_to_stop
+    from state.models import SessionStatus
+    from state.store import Store
+
+    path = _find(db)
+    with Store.read(path) as store:
+        row = store.session(_session_id(store, session))
+    if row.status is not SessionStatus.RUNNING:
+        print(f"session {row.id} is not running: {row.status.value} {row.reason}")
+        return
+    ask_to_stop(path, row.id)
+    print(f"asked session {row.id} (process {row.agent_pid}) to stop; `status` shows when known-good serves")
+
+
+@app.command()
+def restore(
+    session: SessionId = None,
+    db: Db = None,
+    original: Annotated[bool, typer.Option("--original", help="The configuration that was found at first.")] = False,
+) -> None:
+    """Put the known-good (or the original) configuration back now."""
+    raise typer.Exit(asyncio.run(_restore(_find(db), session, original)))
+
+
+@app.command()
+def doctor(session_file: SessionFile = Path("session.toml"), as_json: Json = False) -> None:
+    """Read-only pre-flight: what would be found, allowed and done, and how long it would take."""
+    from agent.config import load
+
+    diagnosis = asyncio.run(_examine(load(session_file)))
+    _print_diagnosis(diagnosis, as_json)
+    raise typer.Exit(diagnosis.exit_code)
+
+
+@app.command()
+def demo(
+    check: Annotated[bool, typer.Option("--check", help="Fail unless a gain was kept.")] = False,
+    folder: Annotated[Path, typer.Option("--folder", help="Where its database and files go.")] = Path(".ratchet"),
+) -> None:
+    """The whole thing on this machine: real SSH, a real llama.cpp server, a real small model."""
+    from agent.demo import run_demo
+
+    raise typer.Exit(asyncio.run(run_demo(folder, check)))
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+async def _start(config: SessionConfig, database: Path) -> int:
+    from agent.connect import connect, planner_for
+
+    from agent.session import open_session, refuse_unfinished
+    from state.store import Store
+
+    with Store.write(database) as store:
+        refuse_unfinished(store)
+        target = await connect(config)
+        try:
+            adoption = await target.adopt()
+            session_id = open_session(store, config, adoption, await target.trouble())
+            return await _drive(store, session_id, target, config, planner_for(config))
+        finally:
+            await target.close()
+
+
+async def _resume(database: Path, session: str | None) -> int:
+    from agent.connect import connect, planner_for
+
+    from agent.config import SessionConfig
+    from agent.session import refuse_ended
+    from state.store import Store
+
+    with Store.write(database) as store:
+        row = store.session(_session_id(store, session))
+        refuse_ended(row)
+        config = SessionConfig.model_validate(row.config)
+        target = await connect(config)
+        try:
+            return await _drive(store, row.id, target, config, planner_for(config))
+        finally:
+            await target.close()
+
+
+async def _restore(database: Path, session: str | None, original: bool) -> int:
+    from agent.connect import connect, planner_for
+
+    from agent.config import SessionConfig
+    from agent.progress import Silent
+    from agent.session import Runner
+    from state.store import Store
+
+    with Store.write(database) as store:
+        row = store.session(_session_id(store, session))
+        config = SessionConfig.model_validate(row.config)
+        target = await connect(config)
+        try:
+            trial = await Runner(store, row.id, target, config, planner_for(config), Silent()).put_back(original)
+        finally:
+            await target.close()
+    print(f"the {'original' if original else 'known-good'} configuration serves as process {trial.process}")
+    return 0
+
+
+async def _examine(config: SessionConfig) -> Any:
+    from agent.connect import connect, planner_for
+
+    from agent.doctor import examine
+
+    target = await connect(config)
+    try:
+        return await examine(target, config, planner_for(config))
+    finally:
+        await target.close()
+
+
+async def _drive(store: Store, session_id: str, target: Any, config: SessionConfig, planner: Any) -> int:
+    """Run with a live picture on a terminal, with lines elsewhere; write the report however it ends."""
+    from rich.console import Console
+
+    from agent.live import LivePicture, PlainLines
+    from agent.report import headline, markdown
+    from agent.session import Runner
+
+    console = Console()
+
+    async def run(runner: Runner) -> int:
+        try:
+            return await runner.run()
+        finally:
+            path = store.path.with_name(f"report-{session_id}.md")
+            path.write_text(markdown(store, session_id))
+
+    if console.is_terminal:
+        picture = LivePicture(store, session_id, console)
+        with picture.shown():
+            code = await run(Runner(store, session_id, target, config, planner, picture))
+    else:
+        lines = PlainLines(lambda text: print(text, flush=True))
+        code = await run(Runner(store, session_id, target, config, planner, lines))
+    print(headline(store, session_id))
+    print(f"report: {store.path.with_name(f'report-{session_id}.md')}    log: {_hint(store.path, 'replay')}")
+    if code == 4:
+        print(f"go on with: {_hint(store.path, 'resume')}")
+    return code
+
+
+def _hint(database: Path, command: str) -> str:
+    return f"ratchet {command} --db {database}"
+
+
+def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:
+    if as_json:
+        _print_json(diagnosis.model_dump(mode="json"))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    marks = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
+    checks = Table(box=None, padding=(0, 1))
+    for name in ("check", "", "found", "what you can do"):
+        checks.add_column(name, overflow="fold")
+    for check in diagnosis.checks:
+        checks.add_row(check.name, marks[check.status], check.text, check.do)
+    console.print(checks)
+    plan = Table(box=None, padding=(0, 1), title="plan, least disruptive first", title_justify="left")
+    for name in ("experiment", "disruption", "hoped", "would be"):
+        plan.add_column(name, overflow="fold")
+    for item in diagnosis.plan:
+        plan.add_row(item.title, item.disruption, f"{item.expected_gain:+.0%}", item.verdict)
+    if diagnosis.plan:
+        console.print(plan)
+        console.print(f"at most about {diagnosis.estimate_s / 60:.0f} min, less when experiments end early")
+
+
+def _database(config: SessionConfig, given: Path | None) -> Path:
+    from agent.places import database_for
+
+    return database_for(config.target.name, given)
+
+
+def _find(given: Path | None) -> Path:
+    from agent.places import find_database
+
+    return find_database(given)
+
+
+def _session_id(store: Store, given: str | None) -> str:
+    return store.session(given).id if given is not None else store.latest_session().id
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

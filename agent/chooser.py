@@ -49,6 +49,12 @@ def choose(situation: Situation) -> Choice:
     return Choice(todo=ready[0], reason=_reason(ready, situation), skipped=tuple(skipped))
 
 
+def in_order(situation: Situation) -> list[Todo]:
+    """All pending todos in the order in which they would be chosen, obstacles aside."""
+    pending = [todo for todo in situation.todos if todo.status is TodoStatus.PENDING]
+    return sorted(pending, key=lambda todo: _rank(todo, situation))
+
+
 def _obstacle(todo: Todo, situation: Situation) -> str | None:
     blocked = sorted(set(todo.experiment.needs) & situation.blocked_capabilities)
     if blocked:

@@ -15,25 +15,26 @@ from pathlib import Path
 from agent.config import SessionConfig
 from agent.graph import run as run_graph
 from agent.hands import Hands
+from agent.inbox import stop_file
 from agent.nodes import Nodes, restore
 from agent.planners.base import Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
 from state import events as ev
 from state.errors import (
+    ConfigError,
     HostError,
     NeedsHuman,
     OutcomeUnknown,
     RatchetError,
     RefusedForSafety,
+    ServerError,
     StoppedByOperator,
 )
 from state.journal import FaultPoint, Journal, no_fault
 from state.models import Adoption, DecisionKind, Disruption, Role, SessionStatus, Trial, TrialStatus
-from state.store import Store
+from state.store import SessionRow, Store
 from tools.target import Target
-
-INBOX = "inbox"
 
 
 def new_session_id(now: float) -> str:
@@ -41,24 +42,30 @@ def new_session_id(now: float) -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
 
-def inbox_of(database: Path) -> Path:
-    """Where other processes leave their word for a running session."""
-    return database.parent / INBOX
+def refuse_unfinished(store: Store) -> None:
+    """A session whose agent died may have left an experiment serving: it is taken up again before a new one."""
+    for row in store.sessions():
+        if row.status is SessionStatus.RUNNING:
+            raise ConfigError(
+                f"session {row.id} is unfinished: its agent (process {row.agent_pid}) died",
+                do="`resume` goes on with it; after `restore` a new one can be started",
+            )
 
 
-def ask_to_stop(database: Path, session_id: str) -> Path:
-    """Leave a stop request for a running session: one file, put in place atomically."""
-    folder = inbox_of(database)
-    folder.mkdir(parents=True, exist_ok=True)
-    request = folder / f"stop-{session_id}"
-    temporary = folder / f".{request.name}.{os.getpid()}"
-    temporary.write_text(f"asked by process {os.getpid()}\n")
-    temporary.replace(request)
-    return request
+def refuse_ended(row: SessionRow) -> None:
+    """Only a session that is not over can be resumed."""
+    if row.status in (SessionStatus.DONE, SessionStatus.FAILED):
+        raise ConfigError(f"session {row.id} is over: {row.reason}", do="`start` begins a new one")
 
 
-def open_session(store: Store, config: SessionConfig, adoption: Adoption) -> str:
+def open_session(store: Store, config: SessionConfig, adoption: Adoption, trouble: str | None = None) -> str:
     """Write the session's first events: what was found is the original and, until a keep, the known-good."""
+    if trouble is not None:
+        raise ServerError(
+            f"the server does not generate: {trouble}",
+            where={"target": config.target.name, "url": config.server.url, "process": adoption.process.pid},
+            do="a server that does not work is no known-good to return to; mend it first",
+        )
     if not adoption.reproducible and config.policy.max_disruption > Disruption.HOT:
         raise RefusedForSafety(
             "the running server could not be started again as it is, so it must not be stopped",
@@ -207,11 +214,33 @@ class Runner:
             return trial
         return await restore(self.hands, fingerprint)
 
+    async def put_back(self, original: bool) -> Trial:
+        """The `restore` command: bring known-good (or the original) up if it does not serve already."""
+        role = Role.ORIGINAL if original else Role.KNOWN_GOOD
+        fingerprint = self.store.role(self.session_id, role)
+        assert fingerprint is not None, "roles are set when a session opens"
+        self.hands.write(ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner")))
+        trial = await self._known_good(fingerprint)
+        what = f"the {role.value} configuration serves"
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.RESTORE,
+            subject=trial.id,
+            what=what,
+            reason="a person asked for it",
+            evidence=(trial.id,),
+        )
+        happened: list[ev.Event] = [ev.DecisionMade(decision=decision)]
+        if self.store.session(self.session_id).status is SessionStatus.RUNNING:
+            happened.append(ev.SessionMoved(status=SessionStatus.STOPPED, reason=what, exit_code=4))
+        self.hands.write(*happened)
+        return trial
+
     def _moved(self, status: SessionStatus, error: RatchetError) -> None:
         self.hands.write(ev.SessionMoved(status=status, reason=str(error), exit_code=error.exit_code))
 
     def _stop_file(self) -> Path:
-        return inbox_of(self.store.path) / f"stop-{self.session_id}"
+        return stop_file(self.store.path, self.session_id)
 
     def _asked_by_file(self) -> bool:
         return self._stop_file().exists()

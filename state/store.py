@@ -266,17 +266,24 @@ class Store:
         """When a trial or measurement was opened, Unix seconds."""
         return float(self._rows(f"SELECT opened_at FROM {table} WHERE id = ?", item_id)[0]["opened_at"])
 
-    def active_s(self, session_id: str) -> float:
-        """Seconds from the session's first event until now in which an agent was attached."""
-        rows = self._rows("SELECT at, kind FROM events WHERE session_id = ? ORDER BY seq", session_id)
-        if not rows:
-            return 0.0
-        total, last = 0.0, float(rows[0]["at"])
-        for row in rows[1:]:
-            if row["kind"] != "agent-attached":
-                total += max(0.0, row["at"] - last)
-            last = float(row["at"])
-        return total + max(0.0, self.clock() - last)
+    def active_s(self, session_id: str, until: float | None = None) -> float:
+        """Seconds from the session's first event until `until` (now) in which an agent was attached.
+
+        The pause before an `agent-attached` is time without an agent, except before the very first.
+        """
+        rows = self._rows(
+            "SELECT min(at) AS first, max(at) AS last, (SELECT coalesce(sum(at - before), 0) FROM ("
+            " SELECT at, kind, lag(at) OVER (ORDER BY seq) AS before FROM events WHERE session_id = :s)"
+            " WHERE kind = 'agent-attached') AS away FROM events WHERE session_id = :s",
+            s=session_id,
+        )
+        first, away = rows[0]["first"], rows[0]["away"]
+        end = self.clock() if until is None else until
+        return 0.0 if first is None else max(0.0, end - float(first) - float(away))
+
+    def last_event_at(self, session_id: str) -> float:
+        """When the session's last event was written, Unix seconds."""
+        return float(self._rows("SELECT max(at) AS at FROM events WHERE session_id = ?", session_id)[0]["at"])
 
     def timeline(self, session_id: str) -> list[dict[str, Any]]:
         """The session's story, a row a step."""
@@ -286,9 +293,9 @@ class Store:
         """Build a Decision with the next free id (it is written with `append`, beside what it decides)."""
         return Decision(id=self.next_id("decisions", "D"), **fields)
 
-    def _rows(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
+    def _rows(self, sql: str, *parameters: object, **named: object) -> list[dict[str, Any]]:
         with _story(self.path):
-            return list(self.db.query(sql, list(parameters)))
+            return list(self.db.query(sql, named or list(parameters)))
 
     def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
         rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)

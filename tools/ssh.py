@@ -9,60 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import signal
-import string
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Self
 
 import asyncssh
-from pydantic import Field
 
 from state.errors import CommandFailed, ConfigError, HostKeyRejected, HostUnreachable, LoginRejected, OutcomeUnknown
-from state.models import Frozen
+from tools.login_shell import after_token, login_command
 from tools.shell import CommandResult, PosixHost, brief
-
-COMMAND_LIMIT_BYTES = 120_000
-"""Linux takes at most 128 KiB in one argument; longer texts travel by `put`."""
+from tools.ssh_settings import SshSettings
 
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-PLAIN = frozenset(string.ascii_letters + string.digits + " _./:,=+@-")
 
-
-class SshSettings(Frozen):
-    """Everything needed to reach a host; `~/.ssh/config` is not read, so that what is used is what is written here."""
-
-    host: str
-    port: int = Field(default=22, ge=1, le=65535)
-    user: str
-    identity_file: Path | None = Field(default=None, description="private key; None: the agent and ~/.ssh/id_*")
-    known_hosts: Path | None = Field(default=None, description="None: ~/.ssh/known_hosts and the system's own file")
-    connect_timeout_s: float = Field(default=15.0, gt=0)
-    keepalive_s: float = Field(default=5.0, gt=0, description="interval of the checks that the peer still answers")
-    keepalive_max: int = Field(default=3, ge=1, description="unanswered checks after which a connection is lost")
-    max_channels: int = Field(default=6, ge=1, description="commands at a time; the server's MaxSessions is often 10")
-    reconnect_s: float = Field(default=60.0, ge=0, description="how long a lost host is sought again")
-
-    @property
-    def address(self) -> str:
-        """`host`, or `host:port` when the port is not 22."""
-        return self.host if self.port == 22 else f"{self.host}:{self.port}"
-
-    @property
-    def known_as(self) -> str:
-        """How known_hosts files spell this host."""
-        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-
-    @property
-    def known_hosts_files(self) -> tuple[Path, ...]:
-        """Where this host's key is looked up."""
-        if self.known_hosts is not None:
-            return (self.known_hosts.expanduser(),)
-        return (Path.home() / ".ssh" / "known_hosts", Path("/etc/ssh/ssh_known_hosts"))
-
-    def where(self) -> dict[str, object]:
-        """The facts that every error about the connection carries."""
-        return {"host": self.host, "port": self.port, "user": self.user}
+__all__ = ["SshHost", "SshSettings"]
 
 
 class SshHost(PosixHost):
@@ -119,28 +81,27 @@ class SshHost(PosixHost):
         return self._result(exchange, token, script)
 
     async def _exchange(self, command: str, script: str, stdin: bytes, timeout_s: float) -> _Exchange:
-        """Repeat while the command surely has not been sent; then wait for its end or say that it is unknown."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + timeout_s + self.settings.reconnect_s
-        for attempt in range(1_000_000):
+        """Try again while the command surely has not been sent; after that, its end or OutcomeUnknown."""
+        give_up = asyncio.get_running_loop().time() + timeout_s + self.settings.reconnect_s
+        for wait_s in _waits():
             connection = await self._connected()
-            exchange = _Exchange()
+            exchange = _Exchange(connection)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await exchange.perform(connection, command, stdin)
+                    await exchange.perform(command, stdin)
             except TimeoutError:
-                raise self._timed_out(connection, exchange, script, timeout_s) from None
+                raise self._timed_out(exchange, script, timeout_s) from None
             except (asyncssh.Error, OSError) as error:
                 if exchange.channel is not None and connection.is_closed():
                     raise self._lost(exchange, script) from error
-                if exchange.channel is not None or loop.time() > give_up:
+                if exchange.channel is not None or asyncio.get_running_loop().time() > give_up:
                     raise self._no_session(script, error) from error
-                await asyncio.sleep(_backoff(attempt))
-            else:
-                if not exchange.complete:
-                    raise self._lost(exchange, script)
-                return exchange
-        raise AssertionError("unreachable")
+                await asyncio.sleep(wait_s)
+                continue
+            if not exchange.complete:
+                raise self._lost(exchange, script)
+            return exchange
+        raise AssertionError("the waits above never end")
 
     async def _connected(self) -> asyncssh.SSHClientConnection:
         async with self._dialling:
@@ -152,21 +113,19 @@ class SshHost(PosixHost):
 
     async def _redial(self) -> asyncssh.SSHClientConnection:
         """Dial until `reconnect_s` is over; a wrong key or a refused login is final at once."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self.settings.reconnect_s
-        attempt = 0
-        while True:
+        give_up = asyncio.get_running_loop().time() + self.settings.reconnect_s
+        for wait_s in _waits():
             try:
                 return await dial(self.settings)
             except HostUnreachable:
-                if loop.time() + _backoff(attempt) > give_up:
+                if asyncio.get_running_loop().time() + wait_s > give_up:
                     raise
-            await asyncio.sleep(_backoff(attempt))
-            attempt += 1
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the waits above never end")
 
     def _result(self, exchange: _Exchange, token: str, script: str) -> CommandResult:
-        stdout = _after(token.encode(), bytes(exchange.stdout))
-        stderr = _after(token.encode(), bytes(exchange.stderr))
+        stdout = after_token(token, bytes(exchange.stdout))
+        stderr = after_token(token, bytes(exchange.stderr))
         number = 128 + getattr(signal, f"SIG{exchange.signal}", 0) if exchange.signal else exchange.exit
         result = CommandResult(
             exit=-1 if number is None else number,
@@ -185,9 +144,7 @@ class SshHost(PosixHost):
 
     # --- the stories of what went wrong --------------------------------------------------------------------
 
-    def _timed_out(
-        self, connection: asyncssh.SSHClientConnection, exchange: _Exchange, script: str, timeout_s: float
-    ) -> HostUnreachable | OutcomeUnknown:
+    def _timed_out(self, exchange: _Exchange, script: str, timeout_s: float) -> HostUnreachable | OutcomeUnknown:
         where = {**self.settings.where(), "command": brief(script), "waited_s": timeout_s}
         if exchange.channel is not None:
             return OutcomeUnknown(
@@ -197,7 +154,7 @@ class SshHost(PosixHost):
                 do="look at the host for what the command did before it is run again",
             )
         if self._in_flight == 1:
-            connection.abort()  # a channel that opens later would hold one of the server's sessions for good
+            exchange.connection.abort()  # a channel that opens later would hold one of the server's sessions for good
         return HostUnreachable(
             f"the host did not open a channel within {timeout_s:g} s; the command was not sent",
             where=where,
@@ -223,19 +180,21 @@ class SshHost(PosixHost):
 class _Exchange(asyncssh.SSHClientSession[bytes]):
     """One command on one channel: collects what comes back; `channel` is set before the command can be sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection) -> None:
+        self.connection = connection
         self.channel: asyncssh.SSHClientChannel[bytes] | None = None
         self.stdout = bytearray()
         self.stderr = bytearray()
         self.exit: int | None = None
         self.signal: str | None = None
         self.cause: Exception | None = None
+        self._eof = False
         self._ended = asyncio.Event()
 
-    async def perform(self, connection: asyncssh.SSHClientConnection, command: str, stdin: bytes) -> None:
+    async def perform(self, command: str, stdin: bytes) -> None:
         """Send the command and its input, and wait until the channel is closed from the other side."""
         try:
-            channel, _ = await connection.create_session(lambda: self, command, encoding=None)
+            channel, _ = await self.connection.create_session(lambda: self, command, encoding=None)
             with contextlib.suppress(BrokenPipeError):  # a command may end without reading its input
                 channel.write(stdin)
                 channel.write_eof()
@@ -246,8 +205,9 @@ class _Exchange(asyncssh.SSHClientSession[bytes]):
 
     @property
     def complete(self) -> bool:
-        """True when the host told how the command ended and then closed the channel in order."""
-        return self.cause is None and (self.exit is not None or self.signal is not None)
+        """True when the host told how the command ended and all of its output has come."""
+        told = self.exit is not None or self.signal is not None
+        return told and (self._eof or (self.cause is None and not self.connection.is_closed()))
 
     @property
     def said(self) -> str:
@@ -264,6 +224,7 @@ class _Exchange(asyncssh.SSHClientSession[bytes]):
 
     def eof_received(self) -> bool:
         """Keep our side open: the exit status is still to come."""
+        self._eof = True
         return True
 
     def exit_status_received(self, status: int) -> None:
@@ -357,11 +318,11 @@ def _key_rejected(
     settings: SshSettings, trusted: asyncssh.SSHKnownHosts, error: Exception
 ) -> HostKeyRejected | HostUnreachable:
     """Unknown and changed look the same to asyncssh; what known_hosts says of this host tells them apart."""
-    known = any(trusted.match(settings.host, "", settings.port))
+    known = any(trusted.match(settings.known_as, "", None))
     where = {**settings.where(), "known_hosts": ", ".join(map(str, settings.known_hosts_files)), "cause": error}
     if known:
         return HostKeyRejected(
-            f"the host key of {settings.known_as} is NOT the one we know: another machine answers, or it was reinstalled",
+            f"the host key of {settings.known_as} has CHANGED: another machine answers, or it was reinstalled",
             where=where,
             do="find out why before going on; only if it was reinstalled: "
             f"ssh-keygen -R '{settings.known_as}', then check and accept the new key with ssh",
@@ -376,26 +337,6 @@ def _key_rejected(
     )
 
 
-def login_command(script: str, token: str) -> str:
-    """The command line sent to the host: any login shell starts /bin/sh, which prints `token` on both streams first.
-
-    The script is carried in octal where shells disagree (fish and csh read quotes, backslashes, `!` and newlines in
-    their own ways); whatever login scripts print stands before the token and is cut off. Raises ValueError when the
-    script does not fit into one argument.
-    """
-    text = f"printf %s {token}; printf %s {token} >&2\n{script}\n"
-    if "\0" in text:
-        raise ValueError("a script cannot contain NUL")
-    coded = "".join(chr(b) if chr(b) in PLAIN else f"\\0{b:03o}" for b in text.encode("utf-8", "surrogateescape"))
-    if len(coded) > COMMAND_LIMIT_BYTES:
-        raise ValueError(f"a script of {len(coded)} bytes is too long for a command line: put it into a file")
-    return f'exec /bin/sh -c \'eval "$(printf %b "{coded}")"\''
-
-
-def _after(token: bytes, data: bytes) -> bytes | None:
-    before, found, payload = data.partition(token)
-    return payload if found else None
-
-
-def _backoff(attempt: int) -> float:
-    return BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
+def _waits() -> Iterator[float]:
+    """Seconds between tries, growing up to a cap, without end."""
+    return itertools.chain(BACKOFF_S, itertools.repeat(BACKOFF_S[-1]))

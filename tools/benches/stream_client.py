@@ -58,8 +58,9 @@ TICK_S = 0.05
 READ_BYTES = 65536
 SMALL_ANSWER_BYTES = 4096
 LAST_CHUNK = b"0\r\n\r\n"
-PATTERN_TOKENS = 16
+PATTERN_TOKENS = 8  # SmolLM2-135M went on repeating 8 random ids (n-gram drafts: 4x), but not always 16 or more
 SERIES_POINTS = 120
+SHORTEST_WINDOW_S = 0.5  # below it the kernel's 10 ms ticks are all that a CPU share would show
 STOPS = ("", "error storm", "run deadline", "terminated", "client worker died")
 STORM, DEADLINE, TERMINATED, CRIPPLED = 1, 2, 3, 4
 PERCENTILES = "linear interpolation between order statistics"
@@ -434,6 +435,36 @@ class Outcome(NamedTuple):
     cached_tokens: int | None = None
 
 
+class Report(NamedTuple):
+    """What one worker tells: its share of the load, and what carrying it cost."""
+
+    wall_s: float
+    cpu_s: float
+    wait_s: float | None
+    reads: int
+    lags_s: array.array[float]
+    weights: array.array[int]
+    connect_s: list[float]
+    max_rss_mb: float
+    outcomes: list[Outcome]
+    gaps_ms: array.array[float]
+
+    def cost(self) -> dict[str, float | None]:
+        """Shares of the worker's time, and how long (ms) a chunk could lie unread, weighted by chunks."""
+        wall, wait, turns = max(self.wall_s, 1e-9), self.wait_s, len(self.lags_s)
+        mean_lag = weighted_mean(self.lags_s, self.weights)
+        p99_lag = weighted_percentile(self.lags_s, self.weights, 0.99)
+        return {
+            "cpu_share": self.cpu_s / wall,
+            "wait_share": None if wait is None else wait / wall,
+            "wake_wait_ms": None if wait is None or not turns else wait / turns * 1e3,
+            "mean_lag_ms": None if mean_lag is None else mean_lag * 1e3,
+            "p99_lag_ms": None if p99_lag is None else p99_lag * 1e3,
+            "max_lag_ms": max(self.lags_s) * 1e3 if turns else None,
+            "max_rss_mb": self.max_rss_mb,
+        }
+
+
 def natural(value: Any) -> int | None:
     """`value` if it is a whole number from 0 up, else None."""
     return value if type(value) is int and value >= 0 else None
@@ -554,20 +585,21 @@ class Worker:
         self.next_check = 0.0
         self.parent = os.getppid()
 
-    def run(self) -> dict[str, Any]:
-        """Carries the share to its end; returns the client's own cost (seconds) next to `self.finished`."""
+    def run(self) -> tuple[float, float, float | None]:
+        """Carries the share to its end; what it took in seconds of wall, CPU and run-queue wait."""
         wall, cpu, wait = clock(), time.process_time(), run_queue_wait_s()
         self._loop()
-        wait_end = run_queue_wait_s()
-        return {
-            "wall_s": clock() - wall,
-            "cpu_s": time.process_time() - cpu,
-            "wait_s": None if wait is None or wait_end is None else wait_end - wait,
-            "wakes": len(self.lags),
-            "reads": self.reads,
-            "lags": self.lags,
-            "weights": self.weights,
-        }
+        waited = run_queue_wait_s()
+        cost_s = None if wait is None or waited is None else waited - wait
+        return clock() - wall, time.process_time() - cpu, cost_s
+
+    def report(self, cost: tuple[float, float, float | None]) -> Report:
+        """Reads everything received."""
+        gaps_ms = array.array("d")
+        outcomes = [stream.outcome(gaps_ms) for stream in self.finished]
+        connect_s = [s.connected_at - s.started_at for s in self.finished if s.connected_at is not None]
+        rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return Report(*cost, self.reads, self.lags, self.weights, connect_s, rss_mb, outcomes, gaps_ms)
 
     def _loop(self) -> None:
         poll, live, receive = self.poll.poll, self.live, self._receive
@@ -822,11 +854,12 @@ class Crew:
                     self.board.stop = CRIPPLED
             on_tick()
 
-    def reports(self) -> tuple[list[dict[str, Any]], str | None]:
+    def reports(self) -> tuple[list[Report], str | None]:
         """Lets the workers read their answers; their reports, and what went wrong with a worker that has none."""
         with contextlib.suppress(OSError):
             self.open_gate()
-        found, trouble = [], None
+        found: list[Report] = []
+        trouble = None
         for fd, pid in self.pids.items():
             with open(fd, "rb") as file:
                 data = file.read()
@@ -843,17 +876,11 @@ class Crew:
 def serve(worker: Worker, gate: int, outbox: int) -> None:
     """A worker's life: wait at the gate, load, say so, wait again, read the answers, report."""
     os.read(gate, 1)
-    report = worker.run()
+    cost = worker.run()
     os.write(outbox, b"d")
     os.read(gate, 1)
-    gaps = array.array("d")
-    report["outcomes"] = [tuple(stream.outcome(gaps)) for stream in worker.finished]
-    report["gaps_ms"] = gaps
-    connects = (stream.connected_at - stream.started_at for stream in worker.finished if stream.connected_at)
-    report["connect_ms"] = [seconds * 1e3 for seconds in connects]
-    report["max_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with open(outbox, "wb") as file:
-        pickle.dump(report, file)
+        pickle.dump(worker.report(cost), file)
 
 
 # --- the sampler -------------------------------------------------------------------------------------------------
@@ -1102,6 +1129,17 @@ def weighted_percentile(values: Iterable[float], weights: Iterable[int], share: 
     return pairs[min(bisect.bisect_left(sums, share * sums[-1]), len(pairs) - 1)][0]
 
 
+def most(values: Iterable[float | None]) -> float | None:
+    """The greatest of those values that are known; None if none is."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def weighted_mean(values: Iterable[float], weights: Iterable[int]) -> float | None:
+    """The mean with weights; None without data."""
+    pairs = list(zip(values, weights))  # noqa: B905 - as above
+    return math.fsum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs) if pairs else None
+
+
 def concurrency(outcomes: list[Outcome], duration_s: float) -> tuple[int, float | None]:
     """Peak and mean number of requests in flight over the window, failed ones included."""
     moves = sorted([(o.started_at, 1) for o in outcomes] + [(o.ended_at, -1) for o in outcomes])
@@ -1113,55 +1151,50 @@ def concurrency(outcomes: list[Outcome], duration_s: float) -> tuple[int, float 
     return peak, rounded(busy / duration_s) if duration_s > 0 else None
 
 
-def client_figures(reports: list[dict[str, Any]], outcomes: list[Outcome], itl_mean_ms: float | None) -> dict[str, Any]:
-    """What the load cost the client, of its busiest worker where that decides, and whether the client was the limit."""
-    walls = [max(r["wall_s"], 1e-9) for r in reports]
-    cpu = max((r["cpu_s"] / w for r, w in zip(reports, walls)), default=None)  # noqa: B905 - as above
-    waits = [(r["wait_s"], w) for r, w in zip(reports, walls) if r["wait_s"] is not None]  # noqa: B905 - as above
-    wait = max((s / w for s, w in waits), default=None)
-    wake_wait = max((r["wait_s"] / r["wakes"] for r in reports if r["wait_s"] is not None and r["wakes"]), default=None)
-    p99 = max((weighted_percentile(r["lags"], r["weights"], 0.99) or 0.0 for r in reports), default=None)
-    reads = sum(r["reads"] for r in reports)
-    lost = sum(o.kind == "client_no_socket" for o in outcomes)
-    figures = {
+def client_figures(reports: list[Report], figures: dict[str, Any]) -> dict[str, Any]:
+    """What the load cost the client, each figure that of its worst worker, and whether the client was the limit."""
+    costs = [report.cost() for report in reports]
+    names = list(costs[0]) if costs else []
+    worst = {name: rounded(most(cost[name] for cost in costs)) for name in names}
+    reads = sum(report.reads for report in reports)
+    reasons = bottleneck_reasons(worst, figures["itl_ms"]["mean"], figures["ttft_ms"]["p50"])
+    lost = figures["failures"].get("client_no_socket", 0)
+    if lost:
+        reasons.append(f"{lost} requests found no socket (open files or ports exhausted)")
+    return {
         "processes": len(reports),
-        "cpu_share": rounded(cpu),
-        "cpu_s": rounded(math.fsum(r["cpu_s"] for r in reports)),
-        "wait_share": rounded(wait),
-        "wake_wait_ms": rounded(None if wake_wait is None else wake_wait * 1e3),
-        "max_lag_ms": rounded(max((max(r["lags"]) * 1e3 for r in reports if len(r["lags"])), default=None)),
-        "p99_lag_ms": rounded(None if p99 is None else p99 * 1e3),
+        **worst,
+        "cpu_s": rounded(math.fsum(report.cpu_s for report in reports)),
         "reads": reads,
-        "chunks_per_read": rounded(sum(o.chunks for o in outcomes) / reads) if reads else None,
-        "connect_ms": summary(ms for r in reports for ms in r["connect_ms"]),
-        "max_rss_mb": rounded(max((r["max_rss_mb"] for r in reports), default=None), 1),
+        "chunks_per_read": rounded(figures["chunks"] / reads) if reads else None,
+        "connect_ms": summary(seconds * 1e3 for report in reports for seconds in report.connect_s),
         "python": platform.python_version(),
+        "bottleneck": bool(reasons),
+        "bottleneck_reason": "; ".join(reasons) or None,
     }
-    reasons = bottleneck_reasons(figures, itl_mean_ms, lost)
-    return {**figures, "bottleneck": bool(reasons), "bottleneck_reason": "; ".join(reasons) or None}
 
 
-def bottleneck_reasons(figures: dict[str, Any], itl_mean_ms: float | None, lost: int) -> list[str]:
+def bottleneck_reasons(
+    worst: dict[str, float | None], itl_mean_ms: float | None, ttft_p50_ms: float | None
+) -> list[str]:
     """Why the client, not the server, may have set the numbers.
 
-    A worker is one thread: it is spent when it has little idle time left, whether it runs (CPU share) or waits to be
-    run by a machine that is full (run-queue wait). It distorts when the time that a chunk can lie unread, one turn of
-    the loop or one delayed wake-up, is a quarter of the mean inter-token time.
+    A worker is one thread: it is spent when little idle time is left, whether it runs (CPU share) or waits to be run on
+    a full machine (run-queue wait). It distorts when the time for which a chunk may lie unread is a quarter of what is
+    measured: the mean turn of the loop or the mean delayed wake-up against the mean ITL, the p99 turn, which is one
+    that opens many connections, against the median TTFT.
     """
-    cpu, wait = figures["cpu_share"] or 0.0, figures["wait_share"] or 0.0
+    cpu, wait = worst.get("cpu_share") or 0.0, worst.get("wait_share") or 0.0
     reasons = []
     if cpu > 0.8:
         reasons.append(f"a client worker used {cpu:.0%} of a core")
     elif cpu + wait > 0.9:
         reasons.append(f"a client worker ran {cpu:.0%} of the time and waited for a core {wait:.0%}")
-    if itl_mean_ms:
-        for name in ("p99_lag_ms", "wake_wait_ms"):
-            if (figures[name] or 0.0) > 0.25 * itl_mean_ms:
-                reasons.append(
-                    f"{name} {figures[name]:.2f} is over a quarter of the mean inter-token time {itl_mean_ms:.2f} ms"
-                )
-    if lost:
-        reasons.append(f"{lost} requests found no socket (open files or ports exhausted)")
+    itl, ttft = ("ITL", itl_mean_ms), ("TTFT", ttft_p50_ms)
+    for name, (what, measured_ms) in {"mean_lag_ms": itl, "wake_wait_ms": itl, "p99_lag_ms": ttft}.items():
+        late_ms = worst.get(name)
+        if measured_ms and late_ms and late_ms > 0.25 * measured_ms:
+            reasons.append(f"{name} is {late_ms:.2f}, over a quarter of the {what} of {measured_ms:.2f} ms")
     return reasons
 
 
@@ -1214,7 +1247,9 @@ class Telemetry:
         self._steps = [
             self._rates(a, b) for a, b in self._neighbours() if b["at"] - a["at"] >= min(0.2, interval_s / 2)
         ]
-        self._whole = self._rates(readings[0], readings[-1])
+        whole = self._rates(readings[0], readings[-1])
+        enough = readings[-1]["at"] - readings[0]["at"] >= SHORTEST_WINDOW_S
+        self._whole = whole if enough else dict.fromkeys(whole, None)
 
     def _neighbours(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         return zip(self._readings, self._readings[1:])  # noqa: B905 - as above
@@ -1235,9 +1270,7 @@ class Telemetry:
         }
 
     def _cores(self, name: str) -> dict[str, float | None]:
-        peaks = [step[name] for step in self._steps]
-        known = [peak for peak in peaks if peak is not None]
-        return {"mean": rounded(self._whole[name]), "max": rounded(max(known, default=None))}
+        return {"mean": rounded(self._whole[name]), "max": rounded(most(step[name] for step in self._steps))}
 
     def figures(self) -> dict[str, Any]:
         """The summary; cores are CPU seconds per second; a tree's memory counts shared pages more than once."""
@@ -1401,7 +1434,7 @@ class Bench:
         crew = self._crew("warmup", requests)
         crew.work(self._tick)
         stopped = STOPS[crew.board.stop] or None
-        outcomes = [Outcome(*o) for report in crew.reports()[0] for o in report["outcomes"]]
+        outcomes = [outcome for report in crew.reports()[0] for outcome in report.outcomes]
         failures = collections.Counter(o.kind for o in outcomes if o.kind != "ok")
         if outcomes and sum(failures.values()) == len(outcomes):
             stopped = stopped or STOPS[STORM]
@@ -1434,19 +1467,18 @@ class Bench:
 
     def _result(
         self,
-        reports: list[dict[str, Any]],
+        reports: list[Report],
         measured: dict[str, Any],
         limits: dict[str, Any],
         warmup: dict[str, Any] | None,
         stopped: str | None,
         error: str | None,
     ) -> dict[str, Any]:
-        outcomes = sorted(Outcome(*o) for report in reports for o in report["outcomes"])
-        gaps = [gap for report in reports for gap in report["gaps_ms"]]
+        outcomes = sorted(outcome for report in reports for outcome in report.outcomes)
+        gaps = [gap for report in reports for gap in report.gaps_ms]
         began = min((o.started_at for o in outcomes), default=0.0)
         duration_s = max((o.ended_at for o in outcomes), default=0.0) - began
         figures = totals(self.job, outcomes, gaps, duration_s)
-        client = client_figures(reports, outcomes, figures["itl_ms"]["mean"])
         return {
             "schema": SCHEMA,
             "run_id": self.job.asked["run_id"],
@@ -1456,7 +1488,7 @@ class Bench:
             "requested": self.job.asked["requests"],
             **figures,
             "warmup": warmup,
-            "client": {**client, **limits},
+            "client": {**client_figures(reports, figures), **limits},
             "telemetry": None,
             "server_counters": None,
             **measured,

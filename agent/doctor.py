@@ -1,0 +1,168 @@
+"""The pre-flight: what `start` would find and be allowed to do, by reading only; it must not change anything."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agent import chooser
+from agent.config import SessionConfig
+from agent.planners.base import Planner, View
+from agent.policy import (
+    Costs,
+    Spent,
+    broken_constraints,
+    close_out_s,
+    comparison_s,
+    forbidden,
+    needed_disruption,
+    observation_s,
+)
+from state.errors import PolicyRefused, RatchetError
+from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
+from tools.target import Target
+
+
+class Check(Frozen):
+    """One thing looked at."""
+
+    name: str
+    status: Literal["ok", "warning", "failed"]
+    text: str
+    do: str = ""
+
+
+class PlannedItem(Frozen):
+    """One experiment as `start` would order it today."""
+
+    id: str
+    title: str
+    disruption: str
+    expected_gain: float
+    verdict: str
+
+
+class Diagnosis(Frozen):
+    """What doctor found; `exit_code` is what `start` would end with at once, 0 when it would begin."""
+
+    checks: tuple[Check, ...]
+    plan: tuple[PlannedItem, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    estimate_s: float = 0.0
+    exit_code: int = 0
+
+
+async def examine(target: Target, config: SessionConfig, planner: Planner) -> Diagnosis:
+    """Run every check that the target's state allows, in the order in which `start` would need them."""
+    checks: list[Check] = []
+    try:
+        adoption = await target.adopt()
+    except RatchetError as error:
+        failed = Check(name="server", status="failed", text=error.what, do=error.do)
+        return Diagnosis(checks=(failed,), exit_code=error.exit_code)
+    checks.append(Check(name="server", status="ok", text=f"process {adoption.process.pid}, {adoption.engine_version}"))
+    checks += [await _generates(target), *_adoption_checks(adoption, config), await _quiet(target, config)]
+    facts = await target.facts()
+    known = f"{len(facts.known_flags)} flags in its own --help"
+    checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
+    plan, left_out = _plan(
+        target, config, planner, adoption, View(engine=adoption.spec.engine, spec=adoption.spec, facts=facts)
+    )
+    return Diagnosis(
+        checks=tuple(checks),
+        plan=tuple(plan),
+        left_out=left_out,
+        estimate_s=_estimate(plan, config),
+        exit_code=_exit_code(checks),
+    )
+
+
+async def _generates(target: Target) -> Check:
+    trouble = await target.trouble()
+    if trouble is None:
+        return Check(name="generates", status="ok", text="a real request was answered")
+    return Check(name="generates", status="failed", text=trouble, do="look at the server's log; nothing was touched")
+
+
+def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:
+    checks = []
+    if adoption.reproducible:
+        text = "command, directory, user and environment can be reproduced"
+        checks.append(Check(name="restorable", status="ok", text=text))
+    else:
+        hot = config.policy.max_disruption <= Disruption.HOT
+        checks.append(
+            Check(
+                name="restorable",
+                status="warning" if hot else "failed",
+                text="; ".join(adoption.obstacles),
+                do="start the server in a reproducible way, or set policy.max_disruption to hot",
+            )
+        )
+    broken = broken_constraints(adoption.spec, config.policy)
+    status: Literal["ok", "failed"] = "failed" if broken else "ok"
+    checks.append(Check(name="constraints", status=status, text="; ".join(broken) or "kept by what runs now"))
+    return checks
+
+
+async def _quiet(target: Target, config: SessionConfig) -> Check:
+    busy = await target.foreign_cores()
+    limit = config.validity.max_foreign_cpu_cores
+    if busy is None:
+        return Check(name="quiet host", status="warning", text="foreign CPU load cannot be observed")
+    if busy <= limit:
+        return Check(name="quiet host", status="ok", text=f"{busy:.2f} cores busy with other work")
+    do = f"start would wait up to {config.validity.quiet_wait_s:.0f} s for it"
+    return Check(name="quiet host", status="warning", text=f"{busy:.2f} cores busy, {limit:.2f} allowed", do=do)
+
+
+def _plan(
+    target: Target, config: SessionConfig, planner: Planner, adoption: Adoption, view: View
+) -> tuple[list[PlannedItem], tuple[tuple[str, str], ...]]:
+    """Every proposed experiment in the order in which it would be taken if nothing were learned on the way."""
+    proposal = planner.propose(view)
+    ordered = chooser.in_order(
+        chooser.Situation(
+            todos=tuple(
+                Todo(experiment=experiment, status=TodoStatus.PENDING, priority=experiment.priority)
+                for experiment in proposal.experiments
+            ),
+            policy=config.policy,
+            rule=config.judge,
+            workload=config.workload,
+            spent=Spent(elapsed_s=0, experiments=0, restarts=0),
+            costs=Costs(),
+        )
+    )
+    return [_item(todo.experiment, target, config, adoption) for todo in ordered], proposal.dropped
+
+
+def _item(experiment: Experiment, target: Target, config: SessionConfig, adoption: Adoption) -> PlannedItem:
+    verdict = forbidden(experiment, config.policy)
+    if verdict is None:
+        try:
+            target.derive(adoption.spec, experiment.changes)
+            verdict = "allowed"
+        except PolicyRefused as refused:
+            verdict = refused.what
+    return PlannedItem(
+        id=experiment.id,
+        title=experiment.title,
+        disruption=needed_disruption(experiment).name.lower(),
+        expected_gain=experiment.expected_gain,
+        verdict=verdict,
+    )
+
+
+def _estimate(plan: list[PlannedItem], config: SessionConfig) -> float:
+    """Seconds until the end if every experiment went the whole way, cut at the budget; prices are guesses still."""
+    rule, workload, costs = config.judge, config.workload, Costs()
+    allowed = min(sum(1 for item in plan if item.verdict == "allowed"), config.policy.budget.experiments)
+    whole = observation_s(workload, rule, costs) + allowed * comparison_s(workload, rule, costs)
+    return min(config.policy.budget.time_s, whole + close_out_s(workload, rule, costs))
+
+
+def _exit_code(checks: list[Check]) -> int:
+    failed = {check.name for check in checks if check.status == "failed"}
+    if failed & {"restorable", "constraints"}:
+        return 5
+    return 3 if failed else 0

@@ -1,0 +1,192 @@
+"""Shows a running session: a live picture on a terminal, plain lines in a log; it must not write to the store.
+
+The one place, with the command line, that imports rich.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agent.evidence import BUILT_IN
+from state import events as ev
+from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoStatus
+from state.store import Store
+
+ROWS = 14
+
+COLOURS = {
+    DecisionKind.KEEP: "bold green",
+    DecisionKind.REVERT: "yellow",
+    DecisionKind.BLOCK: "red",
+    DecisionKind.VOID: "red",
+    DecisionKind.HEAL: "red",
+    DecisionKind.INTERRUPTED: "magenta",
+    DecisionKind.RESUME: "magenta",
+    DecisionKind.END: "bold cyan",
+}
+MARKS = {
+    TodoStatus.PENDING: ("·", "dim"),
+    TodoStatus.IN_PROGRESS: ("▶", "bold cyan"),
+    TodoStatus.DONE: ("✓", "green"),
+    TodoStatus.BLOCKED: ("✗", "red"),
+    TodoStatus.SKIPPED: ("–", "dim"),
+    TodoStatus.GATED: ("?", "magenta"),
+}
+
+
+def story(event: ev.Event) -> tuple[str, str] | None:
+    """One line for an event with its colour, None for events that only matter to the store."""
+    if isinstance(event, ev.DecisionMade):
+        made = event.decision
+        return f"{made.kind.value:<11} {made.what} — {made.reason}", COLOURS.get(made.kind, "")
+    if isinstance(event, ev.MeasurementClosed):
+        return _run_line(event), "dim"
+    if isinstance(event, ev.TrialClosed):
+        trial = event.trial
+        if trial.failure is not None:
+            return f"launch      {trial.id} failed: {trial.failure.cause}", "red"
+        return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
+    if isinstance(event, ev.Noted):
+        return f"note        {event.text}", "dim"
+    if isinstance(event, ev.SessionMoved):
+        return f"session     {event.status.value}: {event.reason}", "bold"
+    return None
+
+
+def _run_line(event: ev.MeasurementClosed) -> str:
+    taken = event.measurement
+    rate = taken.metrics.output_tok_s if taken.metrics is not None else None
+    figures = f"{rate:.1f} tok/s" if rate is not None else "no figures"
+    line = f"run         {taken.id} {taken.experiment_id} {taken.arm.value} at {taken.load_point}: {figures}"
+    return line if taken.status is MeasurementStatus.VALID else f"{line} ({taken.status}: {'; '.join(taken.reasons)})"
+
+
+class PlainLines:
+    """Progress as lines with the time in front: for logs, pipes and `nohup`."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
+        self.say = say
+        self.clock = clock
+
+    def phase(self, text: str) -> None:
+        """Not a line of its own: what comes of a phase is."""
+
+    def tick(self, text: str, done: float, of: float) -> None:
+        """Not a line of its own."""
+
+    def happened(self, event: ev.Event) -> None:
+        """One line for each event that a reader wants."""
+        line = story(event)
+        if line is not None:
+            stamp = time.strftime("%H:%M:%S", time.localtime(self.clock()))
+            self.say(f"{stamp} {line[0]}")
+
+
+class LivePicture:
+    """Progress as a picture that is redrawn: what it does, the list, the last events, time and budget."""
+
+    def __init__(self, store: Store, session_id: str, console: Console) -> None:
+        self.store = store
+        self.session_id = session_id
+        self.console = console
+        self.text = "starting"
+        self.bar: tuple[float, float] | None = None
+        self.live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[LivePicture]:
+        """Draw while the block runs; the last picture stays on the screen."""
+        with Live(self._picture(), console=self.console, refresh_per_second=4, transient=False) as live:
+            self.live = live
+            yield self
+            self.bar = None
+            live.update(self._picture())
+
+    def phase(self, text: str) -> None:
+        """See `Progress.phase`."""
+        self.text, self.bar = text, None
+        self._redraw()
+
+    def tick(self, text: str, done: float, of: float) -> None:
+        """See `Progress.tick`."""
+        self.text, self.bar = text, (done, max(of, 1.0))
+        self._redraw()
+
+    def happened(self, event: ev.Event) -> None:
+        """Print the event above the picture, and redraw."""
+        line = story(event)
+        if line is not None and self.live is not None:
+            self.live.console.print(Text(line[0], style=line[1]), soft_wrap=False)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self.live is not None:
+            self.live.update(self._picture())
+
+    def _picture(self) -> RenderableType:
+        row = self.store.session(self.session_id)
+        used = self.store.active_s(self.session_id)
+        budget = float(row.config["policy"]["budget"]["time_s"])
+        head = Text.assemble(
+            (f"{row.target} ", "bold"),
+            f"session {row.id}   {used / 60:.1f} of {budget / 60:.0f} min   ",
+            (self.text, "bold cyan"),
+        )
+        parts: list[RenderableType] = [head]
+        if self.bar is not None:
+            parts.append(ProgressBar(total=self.bar[1], completed=min(self.bar[0], self.bar[1]), width=60))
+        parts.append(todo_table(self.store, self.session_id, limit=ROWS))
+        return Panel(Group(*parts), title="Ratchet", title_align="left", border_style="cyan")
+
+
+def todo_table(store: Store, session_id: str, limit: int | None = None) -> Table:
+    """The todo list with what came of each, those under way and just done first when it must be cut."""
+    verdicts = store.verdicts(session_id)
+    table = Table(box=None, padding=(0, 1), show_edge=False)
+    for name in ("", "experiment", "priority", "outcome", "objective"):
+        table.add_column(name, no_wrap=True)
+    todos = [todo for todo in store.todos(session_id) if limit is None or todo.id not in BUILT_IN]
+    shown = _most_telling(todos, limit)
+    for todo in shown:
+        verdict = verdicts.get(todo.id)
+        mark, style = MARKS[todo.status]
+        effect = verdict.objective.percent if verdict is not None and verdict.objective is not None else ""
+        outcome = verdict.outcome.value if verdict is not None else todo.status.value
+        bold = "bold green" if verdict is not None and verdict.outcome is Outcome.BETTER else style
+        table.add_row(mark, todo.experiment.title, f"{todo.priority:.2f}", outcome, effect, style=bold)
+    if len(shown) < len(todos):
+        table.add_row("", f"… and {len(todos) - len(shown)} more", "", "", "", style="dim")
+    return table
+
+
+def _most_telling(todos: list[Todo], limit: int | None) -> list[Todo]:
+    if limit is None or len(todos) <= limit:
+        return todos
+    order = (TodoStatus.IN_PROGRESS, TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.GATED, TodoStatus.PENDING)
+    ranked = sorted(todos, key=lambda todo: order.index(todo.status) if todo.status in order else len(order))
+    keep = {todo.id for todo in ranked[:limit]}
+    return [todo for todo in todos if todo.id in keep]
+
+
+def decision_table(log: list[dict[str, Any]]) -> Table:
+    """The decision log as a table."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("id", "time (UTC)", "decision", "what", "because", "evidence"):
+        table.add_column(name, overflow="fold")
+    for entry in log:
+        style = COLOURS.get(DecisionKind(entry["kind"]), "")
+        evidence = ", ".join(item["id"] for item in entry["evidence"])
+        table.add_row(
+            entry["id"], entry["at"][11:19], entry["kind"], entry["what"], entry["reason"], evidence, style=style
+        )
+    return table

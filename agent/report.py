@@ -1,0 +1,146 @@
+"""The morning report as Markdown, from the store alone; it must not judge anything anew."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from agent.evidence import BASELINE, CLOSE_OUT
+from state.models import LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
+from state.replay import iso
+from state.store import SessionRow, Store
+
+
+def markdown(store: Store, session_id: str) -> str:
+    """The whole report, ready to be written to a file."""
+    row = store.session(session_id)
+    parts = [
+        *_head(store, row),
+        *_configuration(store, row),
+        *_experiments(store, row),
+        *_findings(store, row),
+        *_downtime(store, row),
+        *_method(store, row),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def headline(store: Store, session_id: str) -> str:
+    """The one sentence that the morning begins with."""
+    row = store.session(session_id)
+    verdict = store.verdicts(session_id).get(CLOSE_OUT)
+    if verdict is not None and verdict.outcome is Outcome.BETTER and verdict.objective is not None:
+        return f"Kept an improvement of {verdict.objective.percent} (95 % interval) over what was found."
+    if "too noisy to judge" in row.reason:
+        return f"Nothing was changed: {row.reason}."
+    if verdict is not None:
+        return "The final comparison did not confirm the kept changes, so the original configuration serves."
+    if row.status is SessionStatus.DONE:
+        return "Nothing better was found; the original configuration serves."
+    return f"The session is {row.status.value}: {row.reason or 'under way'}."
+
+
+def _head(store: Store, row: SessionRow) -> Iterator[str]:
+    yield f"# Tuning report: {row.target}"
+    yield ""
+    yield f"**{headline(store, row.id)}**"
+    yield ""
+    ended = iso(row.ended_at) if row.ended_at is not None else "not ended"
+    yield f"- session `{row.id}`, {row.status.value}, {iso(row.started_at)} to {ended}"
+    adoption = row.adoption
+    yield f"- server {adoption.spec.engine} {adoption.engine_version}, hardware: {adoption.hardware or 'unknown'}"
+    counts = [f"{sum(1 for d in store.decisions(row.id) if d['kind'] == kind)} {kind}" for kind in _KINDS]
+    yield f"- decisions: {', '.join(counts)}"
+    yield ""
+
+
+_KINDS = ("keep", "revert", "block", "skip", "void")
+
+
+def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
+    original, known_good = store.role(row.id, Role.ORIGINAL), store.role(row.id, Role.KNOWN_GOOD)
+    if original is None or known_good is None:
+        return
+    was, now = store.spec(original), store.spec(known_good)
+    yield "## Configuration"
+    yield ""
+    if was.fingerprint == now.fingerprint:
+        yield "The original configuration serves, unchanged."
+    else:
+        yield "What differs from the original:"
+        yield ""
+        yield from (f"- `{line}` (now ≠ before)" for line in now.differences(was))
+    yield ""
+    yield "Serving now, and the way back (run in a shell on the host, after stopping the other one):"
+    yield ""
+    yield "```sh"
+    yield f"# now\n{command(now)}"
+    yield f"# original\n{command(was)}"
+    yield "```"
+    yield ""
+
+
+def command(spec: LaunchSpec) -> str:
+    """The spec as a command line for a person; hidden variables are not in it."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(spec.env.items())]
+    return f"cd {shlex.quote(spec.cwd)} && {' '.join([*words, shlex.join(spec.argv)])}"
+
+
+def _experiments(store: Store, row: SessionRow) -> Iterator[str]:
+    verdicts = store.verdicts(row.id)
+    yield "## Experiments"
+    yield ""
+    yield "| experiment | outcome | objective (95 % interval) | hoped | why |"
+    yield "|---|---|---|---|---|"
+    for todo in store.todos(row.id):
+        yield _experiment_row(todo, verdicts.get(todo.id))
+    yield ""
+
+
+def _experiment_row(todo: Todo, verdict: Verdict | None) -> str:
+    outcome = verdict.outcome.value if verdict is not None else todo.status.value
+    effect = verdict.objective.percent if verdict is not None and verdict.objective is not None else "–"
+    hoped = f"{todo.experiment.expected_gain:+.0%}" if todo.experiment.changes else "–"
+    why = verdict.reason if verdict is not None else todo.reason
+    return f"| {todo.experiment.title} | {outcome} | {effect} | {hoped} | {why.replace('|', '/') or '–'} |"
+
+
+def _findings(store: Store, row: SessionRow) -> Iterator[str]:
+    found = store.findings(row.id)
+    yield "## Findings"
+    yield ""
+    yield from (f"- **{f.id}** {f.statement}. Evidence: {', '.join(f.evidence)}. Scope: {f.scope}." for f in found)
+    if not found:
+        yield "None yet."
+    yield ""
+
+
+def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
+    launches = [trial for trial in store.trials(row.id) if not trial.adopted]
+    total = sum(trial.down_s for trial in launches)
+    yield "## Downtime"
+    yield ""
+    yield f"{len(launches)} launches, {total:.0f} s in all without a generating server."
+    yield ""
+    for trial in launches:
+        if trial.failure is not None:
+            yield f"- {trial.id} for {trial.experiment_id}: {trial.failure.failure_class}: {trial.failure.cause}"
+    yield ""
+
+
+def _method(store: Store, row: SessionRow) -> Iterator[str]:
+    valid = [m for m in store.measurements(row.id) if m.reasons == () and m.metrics is not None]
+    void = [m for m in store.measurements(row.id) if m.reasons]
+    tried = [t for t in store.todos(row.id) if t.experiment.changes and t.status is TodoStatus.DONE]
+    budget = row.config["judge"]["false_keep_budget"]
+    yield "## How it was measured"
+    yield ""
+    yield f"- {len(valid)} valid benchmark runs, {len(void)} that do not count; workload `{row.workload_revision}`"
+    yield (
+        f"- each candidate against a re-measured baseline, interleaved; {len(tried)} judged; chance of one false keep "
+        f"or more in the whole session at most {budget:.0%}, divided evenly over experiments and looks"
+    )
+    baseline = store.verdicts(row.id).get(BASELINE)
+    if baseline is not None:
+        yield f"- baseline: {baseline.reason}"
+    yield "- the headline is the final, fresh comparison with the original, never the sum of the steps"

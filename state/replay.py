@@ -1,0 +1,56 @@
+"""The decision log, told again from the store alone; it must not touch a host, a model or the clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from state.models import Measurement, Trial
+from state.store import Store
+
+
+def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
+    """Every decision in order, with its reason and what each piece of evidence says.
+
+    Each entry: id, at (ISO 8601, UTC), kind, subject, what, reason, evidence (a list of {id, says}).
+    """
+    measurements = {taken.id: taken for taken in store.measurements(session_id)}
+    trials = {trial.id: trial for trial in store.trials(session_id)}
+    log = []
+    for row in store.decisions(session_id):
+        says = []
+        for name in row["evidence"]:
+            if name in measurements:
+                says.append({"id": name, "says": measurement_line(measurements[name])})
+            elif name in trials:
+                says.append({"id": name, "says": trial_line(trials[name])})
+        entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
+        log.append({**entry, "at": iso(row["at"]), "evidence": says})
+    return log
+
+
+def measurement_line(taken: Measurement) -> str:
+    """One run in one line."""
+    head = f"{taken.arm} at {taken.load_point}, launch {taken.trial_id}, seed {taken.seed}"
+    if taken.metrics is not None and taken.metrics.output_tok_s is not None:
+        figures = f"{taken.metrics.output_tok_s:.1f} output tok/s"
+        if taken.metrics.ttft_ms.p50 is not None and taken.metrics.tpot_ms.p50 is not None:
+            figures += f", TTFT p50 {taken.metrics.ttft_ms.p50:.0f} ms, TPOT p50 {taken.metrics.tpot_ms.p50:.1f} ms"
+        head += f": {figures}"
+    if taken.reasons:
+        head += f" ({taken.status}: {'; '.join(taken.reasons)})"
+    return head
+
+
+def trial_line(trial: Trial) -> str:
+    """One launch in one line."""
+    if trial.failure is not None:
+        return f"launch of {trial.fingerprint} failed: {trial.failure.cause}"
+    if trial.adopted:
+        return f"the adopted process runs {trial.fingerprint}"
+    return f"launch of {trial.fingerprint} generated after {trial.load_s or 0.0:.1f} s"
+
+
+def iso(at: float) -> str:
+    """Unix seconds as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
