@@ -18,8 +18,6 @@ import typer
 from state.errors import RatchetError
 
 if TYPE_CHECKING:
-    from agent.config import SessionConfig
-    from agent.session import Runner
     from state.store import Store
 
 app = typer.Typer(
@@ -57,16 +55,26 @@ def start(
     from agent.config import load
 
     config = load(session_file)
+    from rich.console import Console
+
+    from agent import operate
+    from agent.places import database_for
+
     if dry_run:
-        _print_diagnosis(asyncio.run(_examine(config)), as_json=False)
+        _print_diagnosis(asyncio.run(operate.preflight(config)), as_json=False)
         return
-    raise typer.Exit(asyncio.run(_start(config, _database(config, db))))
+    database = database_for(config.target.name, db)
+    raise typer.Exit(asyncio.run(operate.start(config, database, Console())))
 
 
 @app.command()
 def resume(session: SessionId = None, db: Db = None) -> None:
     """Take an interrupted session up again: look at the host first, repeat nothing that was finished."""
-    raise typer.Exit(asyncio.run(_resume(_find(db), session)))
+    from rich.console import Console
+
+    from agent import operate
+
+    raise typer.Exit(asyncio.run(operate.resume(_find(db), session, Console())))
 
 
 @app.command()
@@ -182,15 +190,20 @@ def restore(
     original: Annotated[bool, typer.Option("--original", help="The configuration that was found at first.")] = False,
 ) -> None:
     """Put the known-good (or the original) configuration back now."""
-    raise typer.Exit(asyncio.run(_restore(_find(db), session, original)))
+    from agent import operate
+
+    trial = asyncio.run(operate.restore(_find(db), session, original))
+    process = trial.process.pid if trial.process is not None else "unknown"
+    print(f"the {'original' if original else 'known-good'} configuration serves as process {process}")
 
 
 @app.command()
 def doctor(session_file: SessionFile = Path("session.toml"), as_json: Json = False) -> None:
     """Read-only pre-flight: what would be found, allowed and done, and how long it would take."""
+    from agent import operate
     from agent.config import load
 
-    diagnosis = asyncio.run(_examine(load(session_file)))
+    diagnosis = asyncio.run(operate.preflight(load(session_file)))
     _print_diagnosis(diagnosis, as_json)
     raise typer.Exit(diagnosis.exit_code)
 
@@ -201,114 +214,14 @@ def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where its database and files go.")] = Path(".ratchet"),
 ) -> None:
     """The whole thing on this machine: real SSH, a real llama.cpp server, a real small model."""
+    from rich.console import Console
+
     from agent.demo import run_demo
 
-    raise typer.Exit(asyncio.run(run_demo(folder, check)))
+    raise typer.Exit(asyncio.run(run_demo(folder, check, Console())))
 
 
 # --- parts -------------------------------------------------------------------------------------------------
-
-
-async def _start(config: SessionConfig, database: Path) -> int:
-    from agent.connect import connect, planner_for
-
-    from agent.session import open_session, refuse_unfinished
-    from state.store import Store
-
-    with Store.write(database) as store:
-        refuse_unfinished(store)
-        target = await connect(config)
-        try:
-            adoption = await target.adopt()
-            session_id = open_session(store, config, adoption, await target.trouble())
-            return await _drive(store, session_id, target, config, planner_for(config))
-        finally:
-            await target.close()
-
-
-async def _resume(database: Path, session: str | None) -> int:
-    from agent.connect import connect, planner_for
-
-    from agent.config import SessionConfig
-    from agent.session import refuse_ended
-    from state.store import Store
-
-    with Store.write(database) as store:
-        row = store.session(_session_id(store, session))
-        refuse_ended(row)
-        config = SessionConfig.model_validate(row.config)
-        target = await connect(config)
-        try:
-            return await _drive(store, row.id, target, config, planner_for(config))
-        finally:
-            await target.close()
-
-
-async def _restore(database: Path, session: str | None, original: bool) -> int:
-    from agent.connect import connect, planner_for
-
-    from agent.config import SessionConfig
-    from agent.progress import Silent
-    from agent.session import Runner
-    from state.store import Store
-
-    with Store.write(database) as store:
-        row = store.session(_session_id(store, session))
-        config = SessionConfig.model_validate(row.config)
-        target = await connect(config)
-        try:
-            trial = await Runner(store, row.id, target, config, planner_for(config), Silent()).put_back(original)
-        finally:
-            await target.close()
-    print(f"the {'original' if original else 'known-good'} configuration serves as process {trial.process}")
-    return 0
-
-
-async def _examine(config: SessionConfig) -> Any:
-    from agent.connect import connect, planner_for
-
-    from agent.doctor import examine
-
-    target = await connect(config)
-    try:
-        return await examine(target, config, planner_for(config))
-    finally:
-        await target.close()
-
-
-async def _drive(store: Store, session_id: str, target: Any, config: SessionConfig, planner: Any) -> int:
-    """Run with a live picture on a terminal, with lines elsewhere; write the report however it ends."""
-    from rich.console import Console
-
-    from agent.live import LivePicture, PlainLines
-    from agent.report import headline, markdown
-    from agent.session import Runner
-
-    console = Console()
-
-    async def run(runner: Runner) -> int:
-        try:
-            return await runner.run()
-        finally:
-            path = store.path.with_name(f"report-{session_id}.md")
-            path.write_text(markdown(store, session_id))
-
-    if console.is_terminal:
-        picture = LivePicture(store, session_id, console)
-        with picture.shown():
-            code = await run(Runner(store, session_id, target, config, planner, picture))
-    else:
-        lines = PlainLines(lambda text: print(text, flush=True))
-        code = await run(Runner(store, session_id, target, config, planner, lines))
-    print(headline(store, session_id))
-    print(f"report: {store.path.with_name(f'report-{session_id}.md')}    log: {_hint(store.path, 'replay')}")
-    if code == 4:
-        print(f"go on with: {_hint(store.path, 'resume')}")
-    return code
-
-
-def _hint(database: Path, command: str) -> str:
-    return f"ratchet {command} --db {database}"
 
 
 def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:
@@ -334,12 +247,6 @@ def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:
     if diagnosis.plan:
         console.print(plan)
         console.print(f"at most about {diagnosis.estimate_s / 60:.0f} min, less when experiments end early")
-
-
-def _database(config: SessionConfig, given: Path | None) -> Path:
-    from agent.places import database_for
-
-    return database_for(config.target.name, given)
 
 
 def _find(given: Path | None) -> Path:

@@ -45,9 +45,11 @@ from state.models import (
     Budget,
     Disruption,
     DisruptionField,
+    Experiment,
     Frozen,
     JudgeRule,
     Policy,
+    Source,
     ValidityRule,
     Workload,
     canonical_json,
@@ -181,6 +183,14 @@ class PlannerSection(Frozen):
     skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
 
 
+class OwnExperiment(Experiment):
+    """An experiment that a person wrote into the session file."""
+
+    id: str = Field(pattern=_PLAIN_NAME, description="short name, used in the list and in the log")
+    disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
+    source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
+
+
 class LogSection(Frozen):
     """What is written while a session runs, besides the store."""
 
@@ -199,6 +209,7 @@ class SessionConfig(Frozen):
     judge: JudgeRule = Field(default=JudgeRule(), description="how much evidence a keep needs")
     validity: ValidityRule = Field(default=ValidityRule(), description="when a measurement counts")
     planner: PlannerSection = Field(default=PlannerSection(), description="where the experiments come from")
+    experiments: tuple[OwnExperiment, ...] = Field(default=(), description="a person's own ideas, tried like any other")
     log: LogSection = Field(default=LogSection(), description="what is written while the session runs")
 
     @cached_property
@@ -223,7 +234,7 @@ class SessionConfig(Frozen):
 def load(path: Path) -> SessionConfig:
     """The session file at `path`; a ConfigError names every problem with its line, and nothing is touched."""
     text = _read(path)
-    name = path.name
+    name = str(path)
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -246,7 +257,7 @@ def _read(path: Path) -> str:
         do = "write one with `ratchet init HOST`, or give the right path"
         raise ConfigError(f"there is no session file {path}", do=do) from None
     except UnicodeDecodeError as error:
-        what = f"{path.name} is not UTF-8: byte {error.start} cannot be read; nothing was touched"
+        what = f"{path} is not UTF-8: byte {error.start} cannot be read; nothing was touched"
         raise ConfigError(what, do="save the file as UTF-8") from None
     except OSError as error:
         what = f"the session file {path} cannot be read: {error.strerror}"

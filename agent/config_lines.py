@@ -63,22 +63,22 @@ class _Scanner:
         *parents, last = self._key()
         self._skip_blank()
         self.at += 2 if many else 1
-        path = self._resolved(tuple(parents))
+        path = self._parents(parents, line)
         if not many:
-            path = self._resolved((last,), path)
-            self._note(path, line)
-            return path
+            self.lines[(*path, last)] = line  # over what a header further up has implied
+            return (*path, last)
         path = (*path, last)
         self._note(path, line)
         index = self.items[path] = self.items.get(path, -1) + 1
         self._note((*path, index), line)
         return (*path, index)
 
-    def _resolved(self, parts: tuple[str, ...], start: KeyPath = ()) -> KeyPath:
-        """Names of a header as a path: a name that is an array of tables means its latest item."""
-        path = start
+    def _parents(self, parts: list[str], line: int) -> KeyPath:
+        """Path of the table that a header's last name stands in: an array of tables means its latest item."""
+        path: KeyPath = ()
         for part in parts:
             path = (*path, part)
+            self._note(path, line)
             if path in self.items:
                 path = (*path, self.items[path])
         return path

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from agent.config_lines import KeyPath, line_of
+from agent.config_schema import description
 from state.errors import ConfigError
 
 SHOWN = 60
@@ -149,19 +150,24 @@ def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
 
 def missing_key(path: KeyPath, model: type[BaseModel]) -> str:
     """Says what the missing key is for."""
-    field = keys_at(path[:-1], model).get(str(path[-1]))
-    purpose = f": {field.description}" if field is not None and field.description else ""
-    return f"is missing{purpose}"
+    owner = _table_at(path[:-1], model)
+    purpose = description(owner, str(path[-1]), _keys(owner).get(str(path[-1]))) if owner is not None else None
+    return f"is missing: {purpose}" if purpose else "is missing"
 
 
 def keys_at(path: KeyPath, model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Keys of the table at a path, as they are spelled in the file; none where free names are allowed."""
+    here = _table_at(path, model)
+    return _keys(here) if here is not None else {}
+
+
+def _table_at(path: KeyPath, model: type[BaseModel]) -> type[BaseModel] | None:
     here: type[BaseModel] | None = model
     for part in path:
         if here is not None and isinstance(part, str):
             field = _keys(here).get(part)
             here = _model_in(field.annotation) if field is not None else None
-    return _keys(here) if here is not None else {}
+    return here
 
 
 def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:

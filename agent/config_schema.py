@@ -1,4 +1,4 @@
-"""The JSON schema of the session file, for editors that complete and check it; it must not know the sections."""
+"""The JSON schema of the session file, for editors that complete and check it; it must not read a session file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 TITLE = "Ratchet session file"
 
@@ -48,7 +49,16 @@ def schema(model: type[BaseModel]) -> dict[str, Any]:
     for owner in [found, *found.get("$defs", {}).values()]:
         for key, field in owner.get("properties", {}).items():
             field.pop("title", None)
-            noted = DESCRIPTIONS.get(f"{owner['title'].removesuffix('Section')}.{key}")
+            noted = DESCRIPTIONS.get(_noted_as(owner["title"], key))
             if noted is not None:
                 field.setdefault("description", noted)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": TITLE}
+
+
+def description(owner: type[BaseModel], key: str, field: FieldInfo | None) -> str | None:
+    """What a key is for, by its model or by the notes above."""
+    return (field.description if field is not None else None) or DESCRIPTIONS.get(_noted_as(owner.__name__, key))
+
+
+def _noted_as(model_name: str, key: str) -> str:
+    return f"{model_name.removesuffix('Section')}.{key}"

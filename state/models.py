@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -48,7 +47,11 @@ class Disruption(IntEnum):
 
 
 def _disruption_from(value: object) -> object:
-    return Disruption[value.upper()] if isinstance(value, str) and not value.isdigit() else value
+    if not isinstance(value, str):
+        return value
+    if value.upper() not in Disruption.__members__:
+        raise ValueError(f"expected one of {', '.join(level.name.lower() for level in Disruption)}")
+    return Disruption[value.upper()]
 
 
 DisruptionField = Annotated[
@@ -122,7 +125,7 @@ class LaunchSpec(Frozen):
     limits: dict[str, str] = Field(default_factory=dict, description="soft:hard by name, e.g. nofile")
     hot: dict[str, str] = Field(default_factory=dict, description="live state to re-apply after a restart")
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Identity of the configuration: equal whatever the spelling or the order of flags."""
         return digest(self.model_dump(mode="json", exclude={"argv"}))
@@ -253,7 +256,7 @@ class Workload(Frozen):
     request_deadline_s: float = Field(default=60.0, gt=0)
     run_deadline_s: float = Field(default=300.0, gt=0)
 
-    @cached_property
+    @property
     def revision(self) -> str:
         """Identity of the method: a correction of it makes a new one and retires the old numbers."""
         return digest(self.model_dump(mode="json"))

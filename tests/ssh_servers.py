@@ -82,6 +82,8 @@ class Relay:
             except OSError:
                 client.close()
                 continue
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets += [client, server]
             pumps = [
                 threading.Thread(target=self._pump, args=(client, server, True), daemon=True),
@@ -121,7 +123,6 @@ class SshServer:
         self.process = process
         self.direct_port = port
         self.relay = Relay(port)
-        self.home: Path | None = None
         known_hosts = folder / "known_hosts_relay"
         self.write_known_hosts(known_hosts, folder / "host_key")
         self.settings = SshSettings(
@@ -171,10 +172,15 @@ class SshServer:
 
 @contextlib.contextmanager
 def openssh(folder: Path, *options: str, home: Path | None = None) -> Iterator[SshServer]:
-    """A real sshd as our child, for the current user; `options` are extra lines of sshd_config."""
+    """A real sshd as our child, for the current user; `options` are extra lines of sshd_config.
+
+    Commands get `home` (by default an empty folder) for HOME, so that nobody's login files are read.
+    """
     if not Path(SSHD).exists() or shutil.which("ssh-keygen") is None:
         pytest.skip(f"{SSHD} and ssh-keygen are needed: install openssh-server")
     folder.mkdir(parents=True, exist_ok=True)
+    home = home or folder / "home"
+    home.mkdir(exist_ok=True)
     for name in ("host_key", "client_key"):
         make_key(folder / name)
     shutil.copy(folder / "client_key.pub", folder / "authorized_keys")
@@ -193,7 +199,7 @@ def openssh(folder: Path, *options: str, home: Path | None = None) -> Iterator[S
         "KbdInteractiveAuthentication no",
         "PermitRootLogin yes",
         "MaxStartups 100",
-        *([f"SetEnv HOME={home}"] if home else []),
+        f"SetEnv HOME={home}",
         *options,
     ]
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")
@@ -201,7 +207,6 @@ def openssh(folder: Path, *options: str, home: Path | None = None) -> Iterator[S
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
     await_port(port, process, folder / "log")
     with SshServer(folder, process, port, pwd.getpwuid(os.getuid()).pw_name) as server:
-        server.home = home
         yield server
 
 
@@ -224,10 +229,10 @@ def demo_sshd(folder: Path) -> Iterator[SshServer]:
         yield server
 
 
-def make_key(path: Path) -> Path:
-    """An ed25519 key without passphrase."""
+def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
+    """A new private key, its public half beside it."""
     path.unlink(missing_ok=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "", "-f", path], check=True)
     return path
 
 

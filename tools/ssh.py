@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import secrets
 import signal
 from collections.abc import Iterator
@@ -71,21 +72,21 @@ class SshHost(PosixHost):
     async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
         """See `Host.run`; reconnects first when the connection is gone, and sends the command at most once."""
         token = f"ratchet-begin-{secrets.token_hex(8)}"
-        command = login_command(script, token)
         async with self._slots:
             self._in_flight += 1
             try:
-                exchange = await self._exchange(command, script, stdin, timeout_s)
+                exchange = await self._exchange(script, token, stdin, timeout_s)
             finally:
                 self._in_flight -= 1
-        return self._result(exchange, token, script)
+        return self._result(exchange, script)
 
-    async def _exchange(self, command: str, script: str, stdin: bytes, timeout_s: float) -> _Exchange:
+    async def _exchange(self, script: str, token: str, stdin: bytes, timeout_s: float) -> _Exchange:
         """Try again while the command surely has not been sent; after that, its end or OutcomeUnknown."""
+        command = login_command(script, token)
         give_up = asyncio.get_running_loop().time() + timeout_s + self.settings.reconnect_s
         for wait_s in _waits():
             connection = await self._connected()
-            exchange = _Exchange(connection)
+            exchange = _Exchange(connection, token)
             try:
                 async with asyncio.timeout(timeout_s):
                     await exchange.perform(command, stdin)
@@ -123,9 +124,9 @@ class SshHost(PosixHost):
             await asyncio.sleep(wait_s)
         raise AssertionError("the waits above never end")
 
-    def _result(self, exchange: _Exchange, token: str, script: str) -> CommandResult:
-        stdout = after_token(token, bytes(exchange.stdout))
-        stderr = after_token(token, bytes(exchange.stderr))
+    def _result(self, exchange: _Exchange, script: str) -> CommandResult:
+        stdout = after_token(exchange.token, bytes(exchange.stdout))
+        stderr = after_token(exchange.token, bytes(exchange.stderr))
         number = 128 + getattr(signal, f"SIG{exchange.signal}", 0) if exchange.signal else exchange.exit
         result = CommandResult(
             exit=-1 if number is None else number,
@@ -180,8 +181,9 @@ class SshHost(PosixHost):
 class _Exchange(asyncssh.SSHClientSession[bytes]):
     """One command on one channel: collects what comes back; `channel` is set before the command can be sent."""
 
-    def __init__(self, connection: asyncssh.SSHClientConnection) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, token: str) -> None:
         self.connection = connection
+        self.token = token
         self.channel: asyncssh.SSHClientChannel[bytes] | None = None
         self.stdout = bytearray()
         self.stderr = bytearray()
@@ -212,7 +214,8 @@ class _Exchange(asyncssh.SSHClientSession[bytes]):
     @property
     def said(self) -> str:
         """The last of what was received, for error messages."""
-        return bytes((self.stderr or self.stdout)[-4096:]).decode("utf-8", "replace")
+        said = [after_token(self.token, bytes(stream)) for stream in (self.stderr, self.stdout)]
+        return (said[0] or said[1] or b"")[-4096:].decode("utf-8", "replace")
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         """From here on the command may be on its way."""
@@ -257,7 +260,7 @@ async def dial(settings: SshSettings) -> asyncssh.SSHClientConnection:
                 keepalive_interval=settings.keepalive_s,
                 keepalive_count_max=settings.keepalive_max,
             )
-    except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
+    except asyncssh.HostKeyNotVerifiable as error:
         raise _key_rejected(settings, trusted, error) from error
     except asyncssh.PermissionDenied as error:
         raise LoginRejected(
@@ -268,7 +271,13 @@ async def dial(settings: SshSettings) -> asyncssh.SSHClientConnection:
         ) from error
     except TimeoutError as error:
         raise _unreachable(settings, f"no answer within {settings.connect_timeout_s:g} s") from error
-    except (OSError, asyncssh.Error) as error:
+    except (asyncssh.ConnectionLost, asyncssh.KeyExchangeFailed) as error:
+        if await _shows_another_key(settings, trusted):
+            raise _key_rejected(settings, trusted, error) from error
+        raise _unreachable(settings, str(error)) from error
+    except OSError as error:
+        raise _unreachable(settings, _in_words(error)) from error
+    except asyncssh.Error as error:
         raise _unreachable(settings, str(error) or type(error).__name__) from error
 
 
@@ -278,6 +287,11 @@ def _unreachable(settings: SshSettings, why: str) -> HostUnreachable:
         where={**settings.where(), "cause": why},
         do="check that the host is up and that host, port and firewall let SSH through",
     )
+
+
+def _in_words(error: OSError) -> str:
+    """`Connection refused` rather than asyncio's `Connect call failed`; a resolver's codes are not errno's."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _client_keys(settings: SshSettings) -> list[str] | tuple[()]:
@@ -314,21 +328,29 @@ def trusted_keys(settings: SshSettings) -> asyncssh.SSHKnownHosts:
         raise ConfigError("a known_hosts file is damaged", where={"known_hosts": files, "cause": error}) from error
 
 
-def _key_rejected(
-    settings: SshSettings, trusted: asyncssh.SSHKnownHosts, error: Exception
-) -> HostKeyRejected | HostUnreachable:
+async def _shows_another_key(settings: SshSettings, trusted: asyncssh.SSHKnownHosts) -> bool:
+    """Whether the host has a key other than those we know: one of another kind just ends the handshake, unexplained."""
+    known = trusted.match(settings.known_as, "", None)[0]
+    if not known:
+        return False
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s):
+            shown = await asyncssh.get_server_host_key(settings.host, settings.port, config=None)
+    except (OSError, asyncssh.Error):
+        return False
+    return shown is not None and shown.public_data not in [key.public_data for key in known]
+
+
+def _key_rejected(settings: SshSettings, trusted: asyncssh.SSHKnownHosts, error: Exception) -> HostKeyRejected:
     """Unknown and changed look the same to asyncssh; what known_hosts says of this host tells them apart."""
-    known = any(trusted.match(settings.known_as, "", None))
     where = {**settings.where(), "known_hosts": ", ".join(map(str, settings.known_hosts_files)), "cause": error}
-    if known:
+    if any(trusted.match(settings.known_as, "", None)):
         return HostKeyRejected(
             f"the host key of {settings.known_as} has CHANGED: another machine answers, or it was reinstalled",
             where=where,
             do="find out why before going on; only if it was reinstalled: "
             f"ssh-keygen -R '{settings.known_as}', then check and accept the new key with ssh",
         )
-    if isinstance(error, asyncssh.KeyExchangeFailed):
-        return _unreachable(settings, str(error))
     return HostKeyRejected(
         f"the host key of {settings.known_as} is unknown",
         where=where,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.catalogue.entries import TEMPLATE, Book, ChangeEntry, Entry, book
+from agent.catalogue.entries import TEMPLATE, Book, Entry, book
 from state.models import CHANGE_DISRUPTION, EnvChange, Experiment, FlagChange, Frozen, Source
 
 __all__ = ["Catalogue", "CatalogueFacts", "experiments", "fitted", "numbers"]
@@ -36,7 +36,7 @@ class Catalogue(Frozen):
     dropped: tuple[tuple[str, str], ...]
 
 
-class _Drop(Exception):  # noqa: N818  (an outcome, not an error)
+class _Drop(Exception):
     """Why one entry does not apply."""
 
 
@@ -68,20 +68,26 @@ def fitted(catalogue: Book, facts: CatalogueFacts) -> Catalogue:
 def _fit(entry: Entry, facts: CatalogueFacts, known: Mapping[str, float], defaults: Mapping[str, str]) -> Experiment:
     _check_flags(entry, facts)
     _check_conditions(entry, known)
-    filled = [change.change(_filled(change.value, known)) for change in entry.changes]
+    filled = [change.change(None if change.value is None else _filled(change.value, known)) for change in entry.changes]
     changes = tuple(change for change in filled if not _holds(change, facts, defaults))
     if filled and not changes:
         raise _Drop(f"nothing to change: {', '.join(map(str, filled))} holds already")
     implied = max((CHANGE_DISRUPTION[change.kind] for change in changes), default=None)
     disruption = max(level for level in (implied, entry.disruption) if level is not None)
     return Experiment(
-        title=_filled(entry.title, known) or "",
+        id=entry.id,
+        title=_filled(entry.title, known),
+        hypothesis=entry.hypothesis,
         changes=changes,
+        tags=entry.tags,
+        tier=entry.tier,
+        priority=entry.priority,
+        expected_gain=entry.expected_gain,
+        risk=entry.risk,
+        needs=entry.needs,
+        load_hint=entry.load_hint,
         disruption=disruption,
         source=Source(kind="catalogue", ref=entry.source),
-        **entry.model_dump(include={"id", "hypothesis", "tags", "tier", "priority", "risk", "needs"}),
-        expected_gain=entry.expected_gain,
-        load_hint=entry.load_hint,
     )
 
 
@@ -104,13 +110,13 @@ def _check_conditions(entry: Entry, known: Mapping[str, float]) -> None:
                 raise _Drop(f"wants {name} {wanted} {bound:g}, it is {value:g}")
 
 
-def _filled(text: str | None, known: Mapping[str, float]) -> str | None:
+def _filled(text: str, known: Mapping[str, float]) -> str:
     """The text with `{name}` and `{name*3}` replaced by whole numbers."""
-    for name, factor in TEMPLATE.findall(text or ""):
+    for name, factor in TEMPLATE.findall(text):
         if name not in known:
-            raise _Drop(f"{name} is not known here")
+            raise _Drop(f"{name} is not stated by the running configuration")
         template = f"{{{name}*{factor}}}" if factor else f"{{{name}}}"
-        text = (text or "").replace(template, f"{known[name] * int(factor or 1):.0f}")
+        text = text.replace(template, f"{known[name] * int(factor or 1):.0f}")
     return text
 
 
@@ -118,18 +124,9 @@ def _holds(change: FlagChange | EnvChange, facts: CatalogueFacts, defaults: Mapp
     """Whether the parent has it so already, by its flags and variables or by the engine's default."""
     if isinstance(change, EnvChange):
         return facts.env.get(change.name) == change.value
-    if change.remove:
-        return change.name not in facts.flags
-    wanted = () if change.value is None else (change.value,)
     if change.name in facts.flags:
-        return facts.flags[change.name] == wanted
-    if _opposite(change.name) in facts.flags or change.name not in defaults:
-        return False
-    return defaults[change.name] == (change.value or "")
-
-
-def _opposite(flag: str) -> str:
-    return f"--{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
+        return facts.flags[change.name] == (() if change.value is None else (change.value,))
+    return change.value is not None and defaults.get(change.name) == change.value
 
 
 def numbers(facts: CatalogueFacts) -> dict[str, float]:

@@ -39,15 +39,12 @@ class ChangeEntry(Frozen):
     flag: str | None = Field(default=None, pattern="^--[a-z]", description="canonical name")
     env: str | None = Field(default=None, pattern="^[A-Z]", description="name of the variable")
     value: str | None = Field(default=None, description="may hold names of the host in braces")
-    remove: bool = Field(default=False, description="drop the flag, or unset the variable")
 
     @model_validator(mode="after")
     def _one_thing(self) -> ChangeEntry:
         if (self.flag is None) == (self.env is None):
             raise ValueError("a change is of one flag or of one variable")
-        if self.value is not None and self.remove:
-            raise ValueError("what is removed has no value")
-        if self.env is not None and self.value is None and not self.remove:
+        if self.env is not None and self.value is None:
             raise ValueError("a variable needs a value")
         return self
 
@@ -55,7 +52,7 @@ class ChangeEntry(Frozen):
         """The change itself, with the value filled in."""
         if self.env is not None:
             return EnvChange(name=self.env, value=value)
-        return FlagChange(name=self.flag or "", value=value, remove=self.remove)
+        return FlagChange(name=self.flag or "", value=value)
 
 
 class When(Frozen):
@@ -98,7 +95,7 @@ class Entry(Frozen):
 
 
 class Book(Frozen):
-    """A whole catalogue: the engine's defaults (`""` for a switch that is on), and the experiments."""
+    """A whole catalogue: what the engine does when a flag is absent, and the experiments."""
 
     defaults: dict[str, str] = Field(default_factory=dict)
     experiments: tuple[Entry, ...]

@@ -8,11 +8,17 @@ from state.models import Experiment
 
 
 class CataloguePlanner:
-    """Proposes what the catalogue knows, restricted by the session file's `only` and `skip` (ids or tags)."""
+    """Proposes a person's own experiments and what the catalogue knows.
 
-    def __init__(self, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> None:
+    `only` and `skip` (ids or tags) restrict the catalogue; what a person wrote down is always proposed.
+    """
+
+    def __init__(
+        self, only: tuple[str, ...] = (), skip: tuple[str, ...] = (), own: tuple[Experiment, ...] = ()
+    ) -> None:
         self.only = frozenset(only)
         self.skip = frozenset(skip)
+        self.own = own
 
     def propose(self, view: View) -> Proposal:
         """Everything applicable that was not tried yet, in the catalogue's order."""
@@ -28,8 +34,12 @@ class CataloguePlanner:
                 engine_version=view.facts.engine_version,
             ),
         )
-        wanted = tuple(e for e in found.experiments if self._wanted(e) and e.id not in view.tried)
-        reason = f"{len(wanted)} experiments of the {view.engine} catalogue fit this host"
+        own = {experiment.id: experiment for experiment in self.own}
+        known = [e for e in found.experiments if self._wanted(e) and e.id not in own]
+        wanted = tuple(e for e in (*own.values(), *known) if e.id not in view.tried)
+        reason = f"{len(known)} experiments of the {view.engine} catalogue fit this host"
+        if own:
+            reason += f", {len(own)} are from the session file"
         return Proposal(experiments=wanted, dropped=found.dropped, reason=reason)
 
     def _wanted(self, experiment: Experiment) -> bool:

@@ -84,10 +84,8 @@ def sim_session(
     """A runner on a simulated target in `folder`; a session that is there already is taken up again."""
     target = SimulatedTarget(folder / "world", scenario)
     with Store.write(folder / "state.db") as store:
-        if store.sessions():
-            session_id = store.latest_session().id
-        else:
-            session_id = open_session(store, config, _adopted(target))
+        known = store.sessions()
+        session_id = known[-1].id if known else open_session(store, config, _adopted(target))
         yield Runner(store, session_id, target, config, Listed(*experiments or STANDARD), Silent(), fault)
 
 

@@ -25,7 +25,8 @@ class Killed(BaseException):
 
 
 def world_log(folder: Path) -> list[list[str]]:
-    return [line.split() for line in (folder / "world" / "world.log").read_text().splitlines()]
+    log = folder / "world" / "world.log"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def serving(folder: Path) -> dict[str, object]:
@@ -221,9 +222,8 @@ async def test_a_noisy_host_ends_restored_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_known_good_that_will_not_start_needs_a_human_and_names_the_command(tmp_path: Path) -> None:
-    refusing = tuple(e for e in SCENARIO.effects) + (
-        SCENARIO.effects[0].model_copy(update={"name": "--threads", "value": "1", "refuses": "cannot load model"}),
-    )
+    wont = SCENARIO.effects[0].model_copy(update={"name": "--threads", "value": "1", "refuses": "cannot load model"})
+    refusing = (*SCENARIO.effects, wont)
     scenario = SCENARIO.model_copy(update={"effects": refusing})
     with sim_session(tmp_path, flag("--threads", "64"), scenario=scenario) as runner:
         with pytest.raises(NeedsHuman) as raised:

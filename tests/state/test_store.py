@@ -147,7 +147,9 @@ def test_foreign_and_empty_files_are_refused_and_left_alone(tmp_path: Path, cont
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with Store.write(path) as store:
-        store.db.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('ratchet','m999','')")
+        store.db.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('ratchet','m999','')"
+        )
     with pytest.raises(StoreError, match="newer version"), Store.write(path):
         pass
 

@@ -56,9 +56,10 @@ SCHEMA = 1
 CONNECT_TIMEOUT_S = 10.0
 TICK_S = 0.05
 READ_BYTES = 65536
+OPENINGS_PER_TURN = 8
 SMALL_ANSWER_BYTES = 4096
 LAST_CHUNK = b"0\r\n\r\n"
-PATTERN_TOKENS = 8  # SmolLM2-135M went on repeating 8 random ids (n-gram drafts: 4x), but not always 16 or more
+PATTERN_TOKENS = 8  # found on SmolLM2-135M with ids 1000 to 8000: it goes on repeating, and n-gram drafts are accepted
 SERIES_POINTS = 120
 SHORTEST_WINDOW_S = 0.5  # below it the kernel's 10 ms ticks are all that a CPU share would show
 STOPS = ("", "error storm", "run deadline", "terminated", "client worker died")
@@ -192,15 +193,24 @@ class Job:
             raise BadRequest(f"request.prompt.kind must be random or repetitive, got {prompt['kind']!r}")
         if prompt["vocab_high"] <= prompt["vocab_low"]:
             raise BadRequest("request.prompt.vocab_high must be above vocab_low (ids are low <= id < high)")
+        fixed = sorted({"prompt", "stream", "stream_options", "max_tokens", "model"} & set(asked["extra_body"]))
+        if fixed:
+            raise BadRequest(f"request.extra_body must not set what the request itself decides: {', '.join(fixed)}")
         if not all(type(pid) is int and pid > 0 for pid in asked["foreign_exempt_pids"]):
             raise BadRequest(f"request.foreign_exempt_pids must be pids, got {asked['foreign_exempt_pids']!r}")
 
     def _resolve(self, host: str, port: int) -> tuple[int, Any]:
+        """The first address that accepts a connection, else the first: `localhost` is often two, one of them dead."""
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            found = [(entry[0], entry[4]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except OSError as err:
             raise BadRequest(f"request.base_url: cannot resolve {host!r}: {err}") from err
-        return family, address
+        for family, address in found if len(found) > 1 else ():
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.settimeout(2)
+                if probe.connect_ex(address) == 0:
+                    return family, address
+        return found[0]
 
     def _read_key(self) -> str:
         path = self.asked["api_key_file"]
@@ -579,6 +589,7 @@ class Worker:
         self.connecting: collections.deque[Stream] = collections.deque()
         self.finished: list[Stream] = []
         self.vacant = self.width
+        self.dry = False
         self.done = self.failed = self.tokens = self.reads = 0
         self.lags = array.array("d")
         self.weights = array.array("l")
@@ -603,9 +614,17 @@ class Worker:
 
     def _loop(self) -> None:
         poll, live, receive = self.poll.poll, self.live, self._receive
-        self._refill()
-        while live:
-            ready = poll(TICK_S, self.width)
+        ready: list[tuple[int, int]] = []
+        woke = clock()
+        while True:
+            if self.vacant:
+                self._refill()
+            if self.dry and not live:
+                return
+            if ready:
+                self.lags.append(clock() - woke)
+                self.weights.append(len(ready))
+            ready = poll(0 if self.vacant and not self.dry else TICK_S, self.width)
             woke = clock()
             for fd, _ in ready:
                 stream = live[fd]
@@ -613,20 +632,17 @@ class Worker:
                     receive(stream)
                 else:
                     self._send(stream)
-            if self.vacant:
-                self._refill()
-            now = clock()
-            if ready:
-                self.lags.append(now - woke)
-                self.weights.append(len(ready))
-            if now >= self.next_check:
-                self._check(now)
+            if woke >= self.next_check:
+                self._check(woke)
 
     def _refill(self) -> None:
-        while self.vacant and not self.board.stop:
-            ticket = os.read(self.tickets, 4)  # the offset is shared by all workers, and advanced atomically
+        """Opens a few of the vacant streams: a whole wave at once would delay its own and all other chunks."""
+        for _ in range(min(self.vacant, OPENINGS_PER_TURN)):
+            # the offset is shared by all workers, and advanced atomically
+            ticket = b"" if self.board.stop else os.read(self.tickets, 4)
             if not ticket:
-                break
+                self.dry = True
+                return
             self.vacant -= 1
             self._open(int.from_bytes(ticket, "little"))
 
@@ -716,8 +732,6 @@ class Worker:
             verdict = "run_deadline" if self.board.stop == DEADLINE else "stopped"
             for stream in list(self.live.values()):
                 self._finish(stream, verdict)
-        elif self.vacant:
-            self._refill()
         if os.getppid() != self.parent:
             os._exit(1)
 
@@ -951,6 +965,7 @@ class Gpu:
         self._command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
         self._timeout_s = timeout_s
         self._running: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self.error: str | None = None
 
@@ -991,9 +1006,14 @@ class Gpu:
 
     def stop(self) -> None:
         """Kills a query under way; does not wait, since a process stuck in the driver cannot die."""
-        if self._running is not None:
+        if self._running is not None and self._running.stdout is not None:
             self._running.kill()
-            self._running = None
+            self._running.stdout.close()
+            self._killed, self._running = self._running, None
+
+    def idle(self) -> bool:
+        """Whether no query is left, not even one that was killed."""
+        return self._running is None and (self._killed is None or self._killed.poll() is not None)
 
 
 class Probe:

@@ -430,7 +430,9 @@ def serve(params: Any) -> int:
     stop = threading.Event()
     for number_ in signals:
         signal.signal(number_, lambda *_: stop.set())
-    stop.wait()
+    # In short waits: a signal that another thread received is only noticed when this one runs again.
+    while not stop.wait(0.5):
+        pass
     for number_ in signals:
         signal.signal(number_, signal.SIG_DFL)
     del server

@@ -1,0 +1,42 @@
+"""From a session file to live things: the target behind SSH and the planner; the one place where they are chosen."""
+
+from __future__ import annotations
+
+from agent.config import SessionConfig
+from agent.planners.base import Planner
+from agent.planners.catalogue import CataloguePlanner
+from tools.remote import RemoteSettings, RemoteTarget
+from tools.servers.base import ServerAdapter
+from tools.servers.llamacpp import LlamaCpp
+from tools.ssh import SshHost
+from tools.ssh_settings import SshSettings
+
+ADAPTERS: dict[str, type[ServerAdapter]] = {"llamacpp": LlamaCpp}
+
+
+async def connect(config: SessionConfig) -> RemoteTarget:
+    """A connected target. Raises HostUnreachable, HostKeyRejected, LoginRejected."""
+    at, server = config.target, config.server
+    host = await SshHost.connect(
+        SshSettings(
+            host=at.host, port=at.port, user=at.user, identity_file=at.identity_file, known_hosts=at.known_hosts
+        )
+    )
+    settings = RemoteSettings(
+        name=at.name,
+        directory=at.directory,
+        python=at.python,
+        url=server.url,
+        port=server.port,
+        model=server.model,
+        start_deadline_s=server.start_deadline_s,
+        stop_grace_s=server.stop_grace_s,
+        pid=server.pid,
+        api_key_file=server.api_key_file,
+    )
+    return RemoteTarget(host, ADAPTERS[server.engine](), settings)
+
+
+def planner_for(config: SessionConfig) -> Planner:
+    """The planner that the session file asks for, with the person's own experiments first."""
+    return CataloguePlanner(config.planner.only, config.planner.skip, config.experiments)

@@ -1,0 +1,270 @@
+"""Facts: every parser by data files (tests/data/facts: fact, args, output, expect), every question asked for real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from state.errors import CommandFailed
+from tests.ssh_servers import SshServer, demo_sshd
+from tools import facts
+from tools.facts import (
+    BusyFact,
+    DescendantsFact,
+    DiskFact,
+    Gpu,
+    GpuFact,
+    GpuFacts,
+    ListenersFact,
+    MachineFact,
+    MemoryFact,
+    ProcessFact,
+    ask,
+    decode,
+)
+from tools.ssh import SshHost
+
+DATA = Path(__file__).parent.parent / "data" / "facts"
+CASES = sorted(DATA.glob("*.json"))
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with demo_sshd(tmp_path_factory.mktemp("demo")) as running:
+        yield running
+
+
+@pytest.fixture
+async def host(server: SshServer) -> AsyncIterator[SshHost]:
+    async with await SshHost.connect(server.settings) as connected:
+        yield connected
+
+
+# --- the parsers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+def test_parser(path: Path) -> None:
+    case = json.loads(path.read_text())
+    args = {name: tuple(value) if isinstance(value, list) else value for name, value in case["args"].items()}
+    answer = getattr(facts, case["fact"])(**args).parse(case["output"].encode("utf-8", "surrogateescape"))
+    found: Any = TypeAdapter(Any).dump_python(answer, mode="python")
+    assert json.loads(json.dumps(found)) == rounded(case["expect"], found)
+
+
+def rounded(expect: Any, found: Any) -> Any:
+    """`expect`, with numbers that equal those of `found` but for the last bits taken from there."""
+    if isinstance(expect, dict):
+        return {
+            name: rounded(value, found.get(name) if isinstance(found, dict) else None) for name, value in expect.items()
+        }
+    if isinstance(expect, float) and isinstance(found, float) and abs(expect - found) < 1e-9:
+        return found
+    return expect
+
+
+def test_every_fact_has_cases() -> None:
+    covered = {json.loads(path.read_text())["fact"] for path in CASES}
+    assert covered == {name for name in facts.__all__ if name.endswith("Fact") and name != "Fact"}
+
+
+@pytest.mark.parametrize("fact", [ProcessFact(1), BusyFact(), MachineFact(), MemoryFact(), DiskFact("/"), GpuFact()])
+def test_nonsense_is_an_error(fact: facts.Fact[Any]) -> None:
+    with pytest.raises((ValueError, LookupError)):
+        fact.parse(b"exit 0\nbash: command not found\n")
+
+
+def test_decode() -> None:
+    assert decode("b64:/wA=") == decode("hex:ff00") == b"\xff\x00"
+    assert decode("b64:") == decode("hex:") == b""
+    assert decode("-") is None
+    for word in ("text", "b64:!!", "hex:zz"):
+        with pytest.raises(ValueError, match=r"b64|non-hexadecimal|[Bb]ase64"):
+            decode(word)
+
+
+async def test_an_answer_that_cannot_be_read_tells_the_story(host: SshHost) -> None:
+    class Odd(MemoryFact):
+        def command(self) -> str:
+            return "echo MemTotal: 5 apples"
+
+    with pytest.raises(CommandFailed, match="cannot be read") as caught:
+        await ask(host, Odd())
+    assert caught.value.where["host"] == host.name
+    assert "apples" in caught.value.tail
+
+
+# --- the questions -----------------------------------------------------------------------------------------
+
+
+AWKWARD = [b"--empty", b"", b"two words", b"line\nend", b"\xff\xfe", b"$HOME `x` 'q' \"d\""]
+
+
+@pytest.mark.parametrize("without", [None, "base64"])
+async def test_a_real_process_comes_back_byte_for_byte(without: str | None, tmp_path: Path) -> None:
+    cwd = tmp_path / "a dir\nwith a line end"
+    cwd.mkdir()
+    environ = {b"PATH": os.environb[b"PATH"], b"JUNK": b"\xff\n\xfe", b"EMPTY": b""}
+    process = await asyncio.create_subprocess_exec(
+        *[shutil.which("sh") or "/bin/sh", "-c", "while :; do sleep 1; done", *map(os.fsdecode, AWKWARD)],
+        cwd=cwd,
+        env=environ,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456)),
+    )
+    fact = ProcessFact(process.pid)
+    try:
+        output = subprocess_output(fact.command(), path_without(tmp_path / "bin", without))
+    finally:
+        process.kill()
+        await process.wait()
+    found = fact.parse(output)
+    assert found is not None
+    assert [os.fsencode(word) for word in found.argv[3:]] == AWKWARD
+    assert found.environ is not None
+    assert {os.fsencode(k): os.fsencode(v) for k, v in found.environ.items()} == environ
+    assert (found.cwd, found.ppid, found.process.boot_id) == (str(cwd), os.getpid(), BOOT)
+    assert found.limits["nofile"] == "123:456"
+    assert found.stdio[:2] == ("/dev/null", "/dev/null")
+    assert found.exe == os.path.realpath("/bin/sh")
+    assert not found.has_tty
+    assert (b"hex:" in output) == (without == "base64")
+
+
+def path_without(folder: Path, missing: str | None) -> str:
+    """A PATH that has the usual tools but for one."""
+    folder.mkdir()
+    for name in ("base64", "od", "tr", "readlink", "id", "cat"):
+        if name != missing:
+            (folder / name).symlink_to(shutil.which(name) or name)
+    return str(folder)
+
+
+def subprocess_output(script: str, path: str) -> bytes:
+    return subprocess.run(["/bin/sh", "-c", script], env={"PATH": path}, capture_output=True, check=True).stdout
+
+
+async def test_process_over_ssh(host: SshHost) -> None:
+    mine = await ask(host, ProcessFact(os.getpid()))
+    assert mine is not None
+    assert mine.process.pid == os.getpid()
+    assert mine.argv[0].endswith(Path(sys.argv[0]).name) or "python" in mine.argv[0]
+    assert mine.rss_mb > 1
+    assert mine.threads >= 1
+    assert await ask(host, ProcessFact(4_000_000)) is None
+
+
+async def test_a_terminal_is_noticed(host: SshHost) -> None:
+    leader, follower = os.openpty()
+    process = await asyncio.create_subprocess_exec("sleep", "60", stdin=follower)
+    try:
+        found = await ask(host, ProcessFact(process.pid))
+        assert found is not None
+        assert found.has_tty
+    finally:
+        process.kill()
+        await process.wait()
+        os.close(leader)
+        os.close(follower)
+
+
+async def test_descendants_of_a_real_process(host: SshHost) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 60 & sleep 60 & echo up; wait", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    try:
+        found = await ask(host, DescendantsFact(process.pid))
+        assert len(found) == 2
+        names = [Path(f"/proc/{one.pid}/comm").read_text() for one in found]
+        assert names == ["sleep\n", "sleep\n"]
+        assert {one.boot_id for one in found} == {BOOT}
+    finally:
+        for one in found:
+            os.kill(one.pid, 9)
+        await process.wait()
+
+
+async def test_listeners_of_a_real_port(host: SshHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        found = await ask(host, ListenersFact(port))
+        assert [(one.address, one.pids) for one in found.listeners] == [("127.0.0.1", (os.getpid(),))]
+        assert not found.free
+    assert (await ask(host, ListenersFact(port))).free
+
+
+async def test_busy_cores_tell_ours_from_foreign(host: SshHost) -> None:
+    process = await asyncio.create_subprocess_exec("sh", "-c", "while :; do :; done")
+    try:
+        ours = await ask(host, BusyFact(0.5, ours=(process.pid,)))
+    finally:
+        process.kill()
+        await process.wait()
+    assert ours.cores == os.cpu_count()
+    assert ours.busy_cores is not None
+    assert ours.foreign_cores is not None
+    assert ours.steal_share is not None
+    assert 0 <= ours.foreign_cores < ours.busy_cores
+    assert 0 <= ours.steal_share <= 1
+
+
+async def test_machine_memory_and_disk(host: SshHost, tmp_path: Path) -> None:
+    machine = await ask(host, MachineFact())
+    assert (machine.boot_id, machine.uid, machine.hostname) == (BOOT, os.getuid(), os.uname().nodename)
+    assert machine.cores == os.cpu_count()
+    assert Path(machine.tools["setsid"]).exists()
+    memory = await ask(host, MemoryFact())
+    assert 0 < memory.available_mb <= memory.total_mb == machine.mem_total_mb
+    assert (await ask(host, DiskFact(str(tmp_path)))).free_mb <= shutil.disk_usage(tmp_path).total / 2**20
+    with pytest.raises(CommandFailed, match="a remote command failed"):
+        await ask(host, DiskFact(str(tmp_path / "absent")))
+
+
+def test_hardware_names_what_figures_depend_on() -> None:
+    case = json.loads((DATA / "machine.json").read_text())
+    machine = MachineFact().parse(case["output"].encode())
+    gpu = Gpu.model_validate(json.loads((DATA / "gpu_h200.json").read_text())["expect"]["gpus"][0])
+    assert machine.hardware(GpuFacts(gpus=(gpu, gpu))) == "2 x AMD EPYC 9654 96-Core Processor, 24 GiB, 2 x NVIDIA H200"
+    assert machine.hardware_id(GpuFacts()) != machine.hardware_id(GpuFacts(gpus=(gpu,)))
+
+
+@pytest.mark.parametrize(
+    ("stub", "error"),
+    [
+        ("exec sleep 60", "no answer within 1 s"),
+        ("echo Failed to initialize NVML; exit 9", "exit 9"),
+        ("echo '0, X, GPU-1, 1, 2, 3, 4, 5, 6, 7, 8, 0x0'", None),
+    ],
+)
+async def test_nvidia_smi_that_hangs_fails_or_answers(
+    host: SshHost, tmp_path: Path, stub: str, error: str | None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{stub}\n")
+    program.chmod(0o755)
+    fact = GpuFact(deadline_s=1)
+    result = await host.check(f"PATH={tmp_path}:$PATH\n{fact.command()}")
+    found = fact.parse(result.stdout)
+    if error is None:
+        assert [gpu.name for gpu in found.gpus] == ["X"]
+    else:
+        assert found.error is not None
+        assert error in found.error

@@ -1,0 +1,30 @@
+"""Facts about a host: each is a question in POSIX sh and a pure reading of the answer; asking changes nothing there."""
+
+from tools.facts.base import Fact, ask, decode
+from tools.facts.cpu import BusyFact, BusyFacts
+from tools.facts.machine import Disk, DiskFact, Gpu, GpuFact, GpuFacts, Machine, MachineFact, Memory, MemoryFact
+from tools.facts.network import Listener, ListenersFact, PortFacts
+from tools.facts.process import DescendantsFact, ProcessFact, ProcessFacts
+
+__all__ = [
+    "BusyFact",
+    "BusyFacts",
+    "DescendantsFact",
+    "Disk",
+    "DiskFact",
+    "Fact",
+    "Gpu",
+    "GpuFact",
+    "GpuFacts",
+    "Listener",
+    "ListenersFact",
+    "Machine",
+    "MachineFact",
+    "Memory",
+    "MemoryFact",
+    "PortFacts",
+    "ProcessFact",
+    "ProcessFacts",
+    "ask",
+    "decode",
+]

@@ -1,0 +1,89 @@
+"""Who listens on a TCP port, from procfs alone; it opens no connection, so that a server never notices."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from state.models import Frozen
+from tools.facts.base import Fact, as_text
+
+LISTEN = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
+
+
+class Listener(Frozen):
+    """One listening socket; no pids means that its owner may not be seen by us, not that it has none."""
+
+    address: str = Field(description="the address bound to, e.g. 127.0.0.1, 0.0.0.0 or ::")
+    pids: tuple[int, ...] = Field(description="processes that hold the socket, parents and forked children alike")
+
+
+class PortFacts(Frozen):
+    """Who listens on a port in our network namespace; `observed` is False where the kernel's table cannot be read."""
+
+    port: int
+    observed: bool
+    listeners: tuple[Listener, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """True only when it was seen that nobody listens."""
+        return self.observed and not self.listeners
+
+
+@dataclass(frozen=True)
+class ListenersFact(Fact[PortFacts]):
+    """Which processes listen on a TCP port."""
+
+    port: int
+
+    def command(self) -> str:
+        """The listening rows of that port, then which /proc/PID/fd lead to their sockets."""
+        return f"""
+inodes=
+for table in tcp tcp6; do
+  exec 3</proc/net/$table || continue
+  echo "table $table"
+  while read -r slot local remote state queues timer retransmits uid timeout inode rest <&3; do
+    case $local:$state in *:{self.port:04X}:{LISTEN}) echo "socket $local $inode"; inodes="$inodes $inode" ;; esac
+  done
+  exec 3<&-
+done 2>/dev/null
+[ -n "$inodes" ] || exit 0
+set --
+for inode in $inodes; do set -- "$@" -e "socket:\\[$inode\\]"; done
+LC_ALL=C ls -l /proc/[0-9]*/fd 2>/dev/null | grep -e '^/proc/[0-9]*/fd:' "$@" | grep -B 1 "$@"
+:
+"""
+
+    def parse(self, output: bytes) -> PortFacts:
+        """Holders are printed beneath the folder of their process."""
+        sockets: dict[str, str] = {}
+        holders: dict[str, list[int]] = {}
+        observed = False
+        pid = 0
+        for line in as_text(output).splitlines():
+            if line.startswith("table "):
+                observed = True
+            elif line.startswith("socket "):
+                _, local, inode = line.split()
+                sockets[inode] = _address(local.partition(":")[0])
+            elif folder := re.match(r"/proc/(\d+)/fd:", line):
+                pid = int(folder[1])
+            elif (link := re.search(r"socket:\[(\d+)\]$", line)) and pid not in holders.setdefault(link[1], []):
+                holders[link[1]].append(pid)
+        return PortFacts(
+            port=self.port,
+            observed=observed,
+            listeners=tuple(Listener(address=a, pids=tuple(holders.get(i, ()))) for i, a in sockets.items()),
+        )
+
+
+def _address(raw: str) -> str:
+    """An address as in /proc/net/tcp: hexadecimal words of 32 bits in the host's (little-endian) order."""
+    words = [bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))

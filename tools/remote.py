@@ -1,0 +1,421 @@
+"""A target behind SSH: composes host, service, server adapter and bench client into the Target seam; judges nothing.
+
+All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `stream_client.py`, and two
+0600 files, `hash.key` (key of the hashes that stand for secrets) and `secrets.json` (their values).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets as randomness
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from pydantic import Field
+
+from state.errors import CommandFailed, ForeignChange, HostError, ServerError, ServerNotFound
+from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
+from tools import jobs
+from tools.benches import builtin
+from tools.diagnose import diagnose
+from tools.facts import (
+    BusyFact,
+    GpuFact,
+    ListenersFact,
+    Machine,
+    MachineFact,
+    MemoryFact,
+    ProcessFact,
+    ProcessFacts,
+    ask,
+)
+from tools.servers import probe
+from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
+from tools.services.base import Service
+from tools.services.process import BareProcess, revealed
+from tools.shell import CHUNK_BYTES, Host, quote
+from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
+
+READY_POLL_S = 0.25
+LOADER_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
+"""What a program may need from its environment to print its own help."""
+
+
+class RemoteSettings(Frozen):
+    """What is needed beside the connection; taken from the session file."""
+
+    name: str
+    directory: str = Field(description="our directory on the host; ~ is the login's home")
+    python: str
+    url: str = Field(description="of the server, as seen from the host")
+    port: int
+    model: str | None
+    start_deadline_s: float
+    stop_grace_s: float
+    pid: int | None
+    api_key_file: str | None
+
+
+class RemoteTarget:
+    """One server on one host."""
+
+    def __init__(self, host: Host, adapter: ServerAdapter, settings: RemoteSettings) -> None:
+        self.name = settings.name
+        self.host = host
+        self.adapter = adapter
+        self.settings = settings
+        self.root = ""
+        self.machine: Machine | None = None
+        self.known: FlagTable | None = None
+        self.version = ""
+        self.hash_key = randomness.token_bytes(32)
+        self.secrets: dict[str, str] = {}
+        self.adopted: ProcessId | None = None
+        self.prepared = False
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    async def look_around(self) -> Machine:
+        """What machine this is; raises HostError when the few things that everything needs are missing."""
+        if self.machine is None:
+            self.machine = await ask(self.host, MachineFact())
+            self.root = self.settings.directory.replace("~", self.machine.home, 1)
+            await self._needs(self.machine)
+        return self.machine
+
+    async def prepare(self, adopted: ProcessId | None = None) -> None:
+        """Create our directory, put the client there, and load (or make) key and secrets; nothing else is touched.
+
+        `adopted` is the process that an earlier start of the session adopted.
+        """
+        await self.look_around()
+        self.adopted = adopted
+        place = shlex.quote(self.root)
+        await self.host.check(f"umask 077 && mkdir -p {place}/jobs && chmod 700 {place}")
+        await self.host.put(f"{self.root}/stream_client.py", builtin.source(), 0o600)
+        key = await self._file("hash.key")
+        if key is None:
+            await self.host.put(f"{self.root}/hash.key", self.hash_key.hex().encode())
+        else:
+            self.hash_key = bytes.fromhex(key.decode())
+        stored = await self._file("secrets.json")
+        self.secrets = json.loads(stored) if stored is not None else {}
+        self.prepared = True
+
+    async def adopt(self) -> Adoption:
+        """See `Target.adopt`. After `prepare`, the secrets of the launch are kept on the host as well."""
+        machine = await self.look_around()
+        facts = await self._listener()
+        if facts is None:
+            raise ServerNotFound(
+                f"nothing listens on port {self.settings.port}",
+                where={"host": self.host.name, "url": self.settings.url},
+                do="start the server, or correct server.url in the session file",
+            )
+        declared = await self._declare(facts)
+        if self.prepared:
+            self.secrets |= declared.secrets
+            await self.host.put(f"{self.root}/secrets.json", json.dumps(self.secrets).encode())
+        self.adopted = facts.process
+        obstacles = _obstacles(facts, machine)
+        return Adoption(
+            process=facts.process,
+            spec=declared.spec,
+            engine_version=self.version,
+            hardware=await self._hardware(machine),
+            reproducible=not obstacles,
+            obstacles=obstacles,
+        )
+
+    async def facts(self) -> TargetFacts:
+        """See `Target.facts`."""
+        machine = await self.look_around()
+        memory, gpus = await ask(self.host, MemoryFact()), await ask(self.host, GpuFact())
+        assert self.known is not None, "facts are asked after a server was looked at"
+        return TargetFacts(
+            cores=machine.cores,
+            mem_available_mb=memory.available_mb,
+            gpus=len(gpus.gpus),
+            known_flags=frozenset(self.known.flags),
+            engine_version=self.version,
+        )
+
+    def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
+        """See `Target.derive`."""
+        assert self.known is not None, "specs are derived after a server was looked at"
+        return self.adapter.apply(spec, changes, self.known)
+
+    async def serving(self) -> Serving | None:
+        """See `Target.serving`."""
+        facts = await self._listener()
+        if facts is None:
+            return None
+        declared = await self._declare(facts)
+        return Serving(process=facts.process, key=self._launch_key(facts), spec=declared.spec)
+
+    async def trouble(self) -> str | None:
+        """See `Target.trouble`."""
+        alive = await self._generates(min(60.0, self.settings.start_deadline_s))
+        return None if alive.state in ("alive", "busy") else alive.reason
+
+    async def foreign_cores(self) -> float | None:
+        """See `Target.foreign_cores`."""
+        facts = await self._listener()
+        ours = () if facts is None else (facts.process.pid,)
+        return (await ask(self.host, BusyFact(window_s=1.0, ours=ours))).foreign_cores
+
+    # --- launching -----------------------------------------------------------------------------------------
+
+    async def launch(self, key: str, spec: LaunchSpec) -> None:
+        """See `Target.launch`."""
+        if (await jobs.look(self.host, self.root, key)).phase not in ("absent", "prepared"):
+            return
+        facts = await self._listener()
+        if facts is not None and self._launch_key(facts) is None and facts.process != self.adopted:
+            raise ForeignChange(
+                f"port {self.settings.port} is held by a process that is not ours",
+                where={"host": self.host.name, "process": facts.process.pid, "argv": " ".join(facts.argv)},
+                do="find out who started it; it was left alone",
+            )
+        adopted = self.adopted if self.adopted is not None and await self._lives(self.adopted) else None
+        for operation in self._service().plan(await self.running_launches(), adopted, spec, key):
+            await self.host.check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
+        script = self._service().launch_script(spec, self.secrets, key)
+        await jobs.start(self.host, self.root, key, script)
+
+    async def launched(self, key: str) -> bool:
+        """See `Target.launched`."""
+        return (await jobs.look(self.host, self.root, key)).phase not in ("absent", "prepared")
+
+    async def await_ready(self, key: str) -> Ready | Failure:
+        """See `Target.await_ready`: the job lives, its process listens, and a real request is answered."""
+        deadline = time.monotonic() + self.settings.start_deadline_s
+        while True:
+            state = await jobs.look(self.host, self.root, key)
+            if state.phase != "running":
+                return diagnose(self.adapter.engine, await self._log(key), state.exit)
+            facts = await self._listener()
+            if facts is not None and self._launch_key(facts) == key:
+                alive = await self._generates(max(5.0, deadline - time.monotonic()))
+                if alive.state == "alive":
+                    return await self._ready(key, facts)
+            if time.monotonic() > deadline:
+                cause = f"no token within {self.settings.start_deadline_s:.0f} s"
+                tail = "\n".join((await self._log(key)).splitlines()[-20:])
+                return Failure(failure_class="hang", cause=cause, tail=tail, action="RETRY1")
+            await asyncio.sleep(READY_POLL_S)
+
+    async def running_launches(self) -> tuple[str, ...]:
+        """Launches of ours, of whatever session, that have not ended: none of them may be left beside a new one."""
+        folder = shlex.quote(f"{self.root}/jobs")
+        listed = await self.host.check(
+            f'for d in {folder}/*-T*; do [ -d "$d/begun" ] && [ ! -f "$d/exit" ] && echo "${{d##*/}}"; done; :'
+        )
+        return tuple([k for k in listed.text.split() if (await jobs.look(self.host, self.root, k)).phase == "running"])
+
+    # --- benchmarking --------------------------------------------------------------------------------------
+
+    async def begin_run(self, key: str, request: RunRequest) -> None:
+        """See `Target.begin_run`."""
+        asked = builtin.request_json(key, request, self.settings.url, self.settings.model, self.settings.api_key_file)
+        script = builtin.script(self.settings.python, f"{self.root}/stream_client.py", asked)
+        await jobs.start(self.host, self.root, key, script)
+
+    async def look_run(self, key: str) -> RunState:
+        """See `Target.look_run`."""
+        state = await jobs.look(self.host, self.root, key)
+        if state.phase in ("absent", "prepared"):
+            return RunState(phase="absent")
+        if state.phase != "running":
+            return RunState(phase="ended" if state.phase == "ended" else "vanished")
+        with suppress(CommandFailed, ValueError):
+            seen = json.loads(await jobs.read(self.host, self.root, key, builtin.PROGRESS))
+            return RunState(
+                phase="running",
+                elapsed_s=seen["elapsed_s"] or 0.0,
+                done=seen["done"],
+                output_tokens=seen["output_tokens"],
+            )
+        return RunState(phase="running")
+
+    async def collect_run(self, key: str) -> RunResult:
+        """See `Target.collect_run`."""
+        try:
+            return builtin.parse(await self._whole(f"{jobs.job_dir(self.root, key)}/{builtin.RESULT}"), key)
+        except CommandFailed as error:
+            said = await jobs.tail(self.host, self.root, key, "stderr", 12)
+            raise CommandFailed(
+                f"the benchmark client left no usable result: {error.what}",
+                where={**error.where, "run": key},
+                tail=said or error.tail,
+                do="run the client by hand in the job's folder on the host",
+            ) from error
+
+    async def stop_run(self, key: str) -> None:
+        """See `Target.stop_run`."""
+        await jobs.stop(self.host, self.root, key, 5.0)
+
+    async def pause(self, seconds: float) -> None:
+        """See `Target.pause`."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """See `Target.close`."""
+        await self.host.close()
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _service(self) -> Service:
+        return BareProcess(self.root, self.settings.port, self.settings.stop_grace_s)
+
+    async def _needs(self, machine: Machine) -> None:
+        """The few things that everything needs; said before anything is touched."""
+        missing = [] if "setsid" in machine.tools else ["setsid (util-linux)"]
+        version = await self.host.run(
+            f"{quote([self.settings.python])} -c 'import sys; print(sys.version_info >= (3, 8))'"
+        )
+        if not version.ok or version.text.strip() != "True":
+            missing.append(f"Python 3.8 or later as {self.settings.python} (it says: {version.tail or version.text})")
+        if missing:
+            raise HostError(
+                f"the host lacks what the benchmark client needs: {'; '.join(missing)}",
+                where={"host": self.host.name},
+                do="install it, or name another interpreter as target.python",
+            )
+
+    async def _listener(self) -> ProcessFacts | None:
+        """The process that holds the server's port; of a forking server the one that the others descend from."""
+        await self.look_around()
+        if self.settings.pid is not None and self.adopted is None:
+            return await ask(self.host, ProcessFact(self.settings.pid))
+        seen = await ask(self.host, ListenersFact(self.settings.port))
+        if not seen.observed:
+            raise HostError(
+                f"who listens on port {self.settings.port} cannot be observed",
+                where={"host": self.host.name, "user": self.machine.user if self.machine else ""},
+                do="log in as the user that runs the server, or as root",
+            )
+        pids = {pid for listener in seen.listeners for pid in listener.pids}
+        found = [facts for pid in sorted(pids) if (facts := await ask(self.host, ProcessFact(pid))) is not None]
+        roots = [facts for facts in found if facts.ppid not in pids]
+        return roots[0] if roots else None
+
+    async def _declare(self, facts: ProcessFacts) -> Declared:
+        if facts.environ is None or facts.cwd is None:
+            raise ServerError(
+                f"process {facts.process.pid} belongs to {facts.user} and cannot be read",
+                where={"host": self.host.name, "login": self.machine.user if self.machine else ""},
+                do="log in as the user that runs the server, or as root",
+            )
+        if self.known is None:
+            await self._learn(facts.argv, facts.cwd, facts.environ)
+        assert self.known is not None
+        return make_spec(
+            self.adapter,
+            self.known,
+            argv=facts.argv,
+            cwd=facts.cwd,
+            user=facts.user,
+            environ=facts.environ,
+            limits=facts.limits,
+            keyed=self._keyed,
+        )
+
+    async def learn(self, spec: LaunchSpec) -> None:
+        """Flags and version of a recorded server, which need not run just now."""
+        environ = {name: revealed(value, self.secrets) for name, value in spec.hidden_env.items()}
+        await self._learn(spec.argv, spec.cwd, environ)
+
+    async def _learn(self, argv: tuple[str, ...], cwd: str, environ: Mapping[str, str]) -> None:
+        """Flags and version, from the very program: started as it is, but without its arguments."""
+        program = self.adapter.program(argv)
+        kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
+        words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
+        said = []
+        for command in (self.adapter.help_command(program), self.adapter.version_command(program)):
+            script = f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+            said.append((await self.host.check(script, timeout_s=120)).text)
+        self.known = self.adapter.parse_help(said[0])
+        self.version = self.adapter.parse_version(said[1])
+
+    async def _generates(self, timeout_s: float) -> probe.Liveness:
+        return await probe.generates(
+            self.host,
+            self.settings.python,
+            self.adapter,
+            self.settings.url,
+            model=self.settings.model,
+            timeout_s=timeout_s,
+            api_key_file=self.settings.api_key_file,
+        )
+
+    async def _ready(self, key: str, facts: ProcessFacts) -> Ready:
+        """Read the running configuration back and compare it with what was asked."""
+        spec = (await self._declare(facts)).spec
+        log = await self._log(key)
+        looks = self.adapter.health_requests(self.settings.url, self.settings.api_key_file)
+        answers = {a.id: a for a in await probe.http(self.host, self.settings.python, looks)}
+        differs = self.adapter.mismatches(spec, self.adapter.effective(answers, log))
+        uptime = (await ask(self.host, MachineFact())).uptime_s
+        started = facts.process.start_ticks / _clock_ticks()
+        return Ready(process=facts.process, load_s=max(0.0, uptime - started), mismatches=differs)
+
+    async def _lives(self, process: ProcessId) -> bool:
+        facts = await ask(self.host, ProcessFact(process.pid))
+        return facts is not None and facts.process == process and facts.state != "Z"
+
+    def _launch_key(self, facts: ProcessFacts) -> str | None:
+        job = (facts.environ or {}).get("RATCHET_JOB", "").rstrip("/")
+        folder, _, key = job.rpartition("/")
+        return key if key and folder == f"{self.root}/jobs" else None
+
+    def _keyed(self, text: str) -> str:
+        return hmac.new(self.hash_key, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:16]
+
+    async def _log(self, key: str) -> str:
+        """The start of the server's log and its end: causes stand early, reports late."""
+        texts = []
+        for name in ("stdout", "stderr"):
+            path = f"{jobs.job_dir(self.root, key)}/{name}"
+            head = await self.host.get(path, limit=CHUNK_BYTES // 4)
+            texts.append(head.decode("utf-8", "replace"))
+            if len(head) == CHUNK_BYTES // 4:
+                texts.append(await jobs.tail(self.host, self.root, key, name, 400))
+        return "\n".join(texts)
+
+    async def _file(self, name: str) -> bytes | None:
+        """A file of our directory, None when it is not there; one that is there but cannot be read is an error."""
+        path = f"{self.root}/{name}"
+        there = await self.host.run(f"[ -e {shlex.quote(path)} ]")
+        return await self.host.get(path) if there.ok else None
+
+    async def _whole(self, path: str) -> bytes:
+        parts: list[bytes] = []
+        while not parts or len(parts[-1]) == CHUNK_BYTES:
+            parts.append(await self.host.get(path, offset=sum(map(len, parts))))
+        return b"".join(parts)
+
+    async def _hardware(self, machine: Machine) -> str:
+        gpus = await ask(self.host, GpuFact())
+        names = ", ".join(gpu.name for gpu in gpus.gpus) or "no GPU"
+        return f"{machine.cores} × {machine.cpu_model}, {machine.mem_total_mb / 1024:.0f} GiB, {names}"
+
+
+def _obstacles(facts: ProcessFacts, machine: Machine) -> tuple[str, ...]:
+    """Why the process could not be started again as it is."""
+    found = []
+    if facts.has_tty:
+        found.append("it is attached to a terminal")
+    if facts.user != machine.user:
+        found.append(f"it runs as {facts.user}, the login is {machine.user}")
+    return tuple(found)
+
+
+def _clock_ticks() -> int:
+    """Ticks per second of /proc/PID/stat: 100 on every Linux that this runs on (proc(5), USER_HZ)."""
+    return 100

@@ -1,0 +1,133 @@
+"""How a server is held on its host: the seam of services, and the operations that a plan is made of.
+
+A plan is data: what has to be done to get from what is observed to what is desired. Each operation renders itself as
+POSIX sh, so that the agent can run it over SSH and a script left on the host can run the very same thing. Nothing
+here runs anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Literal, Protocol
+
+from state.models import Frozen, LaunchSpec, ProcessId
+from tools.job_scripts import stop_script
+from tools.jobs import job_dir
+from tools.procfs import STAT_SH
+
+STEPS_PER_S = 20
+
+
+class StopJob(Frozen):
+    """End a server that we launched, with everything it started."""
+
+    op: Literal["stop-job"] = "stop-job"
+    root: str
+    key: str
+    grace_s: float
+
+    def render(self) -> str:
+        """Sh that fails and names whoever is left."""
+        return f"( {stop_script(job_dir(self.root, self.key), self.grace_s)} )"
+
+
+class StopAdopted(Frozen):
+    """End the adopted server and its descendants: TERM, wait, KILL; nothing when it is gone or another process."""
+
+    op: Literal["stop-adopted"] = "stop-adopted"
+    process: ProcessId
+    grace_s: float
+
+    def render(self) -> str:
+        """Sh that signals only after the start time and the boot were compared in the same breath."""
+        steps = max(1, int(self.grace_s * STEPS_PER_S))
+        return f"""(
+{STAT_SH}{_FAMILY_SH}
+pid={self.process.pid} ticks={self.process.start_ticks}
+[ "$boot" = {shlex.quote(self.process.boot_id)} ] && lives $pid $ticks || exit 0
+family $pid
+lives $pid $ticks && kill -TERM $pid
+tries=0
+while lives $pid $ticks && [ $tries -lt {steps} ]; do nap; tries=$((tries + 1)); done
+tries=0
+while remaining && [ $tries -lt {5 * STEPS_PER_S} ]; do
+  # Children get a second to follow their parent; a parent that ignored TERM gets none.
+  if [ $tries -ge {STEPS_PER_S} ] || lives $pid $ticks; then
+    for row in $left; do lives "${{row%:*}}" "${{row#*:}}" && kill -KILL "${{row%:*}}" 2>/dev/null; done
+  fi
+  nap
+  tries=$((tries + 1))
+done
+if remaining; then echo "still there after KILL: $left" >&2; exit 1; fi
+)"""
+
+
+class AwaitPortFree(Frozen):
+    """Wait until nobody listens on the port; a start right after a kill would fail to bind."""
+
+    op: Literal["await-port-free"] = "await-port-free"
+    port: int
+    within_s: float
+
+    def render(self) -> str:
+        """Sh that reads procfs, since no other tool is sure to be there."""
+        steps = max(1, int(self.within_s * STEPS_PER_S))
+        return f"""(
+busy() {{ cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ mine _ state _; do
+  case "$mine $state" in *:{self.port:04X}" 0A") echo yes; break ;; esac; done; }}
+tries=0
+while [ -n "$(busy)" ]; do
+  tries=$((tries + 1))
+  if [ $tries -gt {steps} ]; then echo "port {self.port} is still taken" >&2; exit 1; fi
+  sleep 0.05 2>/dev/null || sleep 1
+done
+)"""
+
+
+Operation = StopJob | StopAdopted | AwaitPortFree
+
+
+class Service(Protocol):
+    """A way of holding a server process."""
+
+    def plan(
+        self, running: tuple[str, ...], adopted: ProcessId | None, desired: LaunchSpec, key: str
+    ) -> tuple[Operation, ...]:
+        """What must be done before `desired` may begin as launch `key`.
+
+        `running` are the keys of launches of ours that have not ended, `adopted` the adopted process while it lives.
+        """
+        ...
+
+    def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
+        """The sh text that becomes the server; `secrets` are values by placeholder. Raises ServerError for a gap."""
+        ...
+
+
+_FAMILY_SH = r"""
+# family PID: sets $found to PID:TICKS of the process and all of its descendants
+family() {
+  rows=
+  for path in /proc/[0-9]*; do
+    one=${path#/proc/}
+    stat_of "$one" && [ "$st_state" != Z ] && rows="$rows $one:$st_ppid:$st_ticks"
+  done
+  members=" $1 " grown=yes
+  while [ -n "$grown" ]; do
+    grown=
+    for row in $rows; do
+      one=${row%%:*} rest=${row#*:}
+      case "$members" in *" $one "*) continue ;; esac
+      case "$members" in *" ${rest%%:*} "*) members="$members$one " grown=yes ;; esac
+    done
+  done
+  found=
+  for row in $rows; do case "$members" in *" ${row%%:*} "*) found="$found ${row%%:*}:${row##*:}" ;; esac; done
+}
+# remaining: sets $left to those of $found that still live
+remaining() {
+  left=
+  for row in $found; do lives "${row%:*}" "${row#*:}" && left="$left $row"; done
+  [ -n "$left" ]
+}
+"""
