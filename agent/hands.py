@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from agent.config import SessionConfig
 from agent.evidence import ABANDONED
-from agent.judge import Comparison, Need, collapsing, log_tok_s
+from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
 from agent.validity import invalid_reasons
 from state import events as ev
@@ -228,7 +228,7 @@ class Hands:
 
     async def _follow(self, taken: Measurement, key: str, comparison: Comparison) -> tuple[RunState, str | None]:
         """Poll the job to its end; end it early when a candidate has plainly collapsed."""
-        expected = _typical(comparison, taken.load_point) if taken.arm is Arm.CANDIDATE else None
+        expected = pace(comparison, taken.load_point) if taken.arm is Arm.CANDIDATE else None
         of = self.config.workload.point(taken.load_point).requests
         while True:
             state = await self.target.look_run(key)
@@ -237,7 +237,7 @@ class Hands:
             self.check_stop()
             self.progress.tick(f"{taken.id} {state.done}/{of} requests", state.done, of)
             if expected is not None:
-                collapse = collapsing(state.elapsed_s, state.output_tokens, *expected, self.config.judge)
+                collapse = collapsing(state.elapsed_s, state.output_tokens, expected, self.config.judge)
                 if collapse is not None:
                     await self.target.stop_run(key)
                     return await self.target.look_run(key), collapse
@@ -247,15 +247,3 @@ class Hands:
 def run_seed(session_seed: int, experiment_id: str, need: Need, retry: int) -> int:
     """Seed of a run: the same for both arms of a block, new for every block, load point and repetition."""
     return int(digest([session_seed, experiment_id, need.block, need.load_point, retry], 8), 16) % 2**31
-
-
-def _typical(comparison: Comparison, point: str) -> tuple[float, float] | None:
-    """Baseline's output tok/s and duration in s at a load point, from its newest valid run."""
-    runs = [
-        m
-        for m in (*comparison.record, *comparison.own)
-        if m.load_point == point and log_tok_s(m) is not None and (m.arm is Arm.BASELINE or m in comparison.record)
-    ]
-    if not runs or runs[-1].metrics is None or runs[-1].metrics.output_tok_s is None:
-        return None
-    return runs[-1].metrics.output_tok_s, runs[-1].metrics.duration_s

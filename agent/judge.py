@@ -120,23 +120,43 @@ def assess(comparison: Comparison) -> Assessment:
     )
 
 
-def collapsing(
-    elapsed_s: float, output_tokens: int, baseline_tok_s: float, baseline_duration_s: float, rule: JudgeRule
-) -> str | None:
+class Pace(Frozen):
+    """How a baseline run at a load point went: output tok/s, whole duration in s, and the E2E of its slow requests."""
+
+    tok_s: float
+    duration_s: float
+    e2e_p99_s: float
+
+
+def pace(comparison: Comparison, point: str) -> Pace | None:
+    """The pace of the parent's newest valid run at a load point, None before there is one."""
+    runs = [m for m in comparison.record if m.load_point == point] + _runs(comparison.own, Arm.BASELINE, point)
+    metrics = runs[-1].metrics if runs else None
+    if metrics is None or not metrics.output_tok_s:
+        return None
+    slow = metrics.e2e_ms.p99
+    return Pace(
+        tok_s=metrics.output_tok_s,
+        duration_s=metrics.duration_s,
+        e2e_p99_s=metrics.duration_s if slow is None else slow / 1000,
+    )
+
+
+def collapsing(elapsed_s: float, output_tokens: int, baseline: Pace, rule: JudgeRule) -> str | None:
     """Whether a run in progress is already so far below the baseline that finishing it would teach nothing.
 
-    Looks only after half the time that a whole baseline run takes, and then asks for less than half of the
-    collapse ratio, because the first tokens of a run come late; a run that outlasts what the collapse ratio
-    allows has collapsed whatever it still does.
+    Looks only once every request that was sent first should long be answered (twice the E2E of the baseline's slow
+    ones, or one and a half whole runs, whichever is sooner), and then asks for less than half of the collapse ratio,
+    because more slots in parallel bring the first tokens late. A run that outlasts what the ratio allows has collapsed
+    whatever it still does.
     """
-    if baseline_tok_s <= 0 or baseline_duration_s <= 0:
-        return None
-    rate = output_tokens / elapsed_s if elapsed_s > 0 else 0.0
-    share = rate / baseline_tok_s
-    if elapsed_s > 1.5 * baseline_duration_s / rule.collapse_ratio:
-        return f"still running after {elapsed_s:.0f} s where the baseline needs {baseline_duration_s:.0f} s"
-    if elapsed_s >= max(2.0, 0.5 * baseline_duration_s) and share < 0.5 * rule.collapse_ratio:
-        return f"{rate:.1f} tok/s after {elapsed_s:.0f} s, {share:.0%} of the baseline's {baseline_tok_s:.1f}"
+    if elapsed_s > 1.5 * baseline.duration_s / rule.collapse_ratio:
+        return f"still running after {elapsed_s:.0f} s where the baseline needs {baseline.duration_s:.0f} s"
+    patience_s = max(2.0, min(1.5 * baseline.duration_s, 2 * baseline.e2e_p99_s))
+    share = output_tokens / elapsed_s / baseline.tok_s if elapsed_s > 0 else 0.0
+    if elapsed_s >= patience_s and share < 0.5 * rule.collapse_ratio:
+        rate = output_tokens / elapsed_s
+        return f"{rate:.1f} tok/s after {elapsed_s:.0f} s, {share:.0%} of the baseline's {baseline.tok_s:.1f}"
     return None
 
 
