@@ -30,6 +30,8 @@ SERVER_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 FLAGS = "--threads 1 --parallel 1 --ctx-size 4096 --flash-attn off --metrics"
 """A modest start: one thread, one slot, no flash attention, and threads that sleep instead of spinning."""
 
+AGAIN = "make demo"
+
 SESSION = """\
 # The demo's session file, written by `ratchet demo`.
 seed = 1
@@ -117,7 +119,7 @@ async def run_demo(folder: Path, check: bool, console: Console) -> int:
         if unfinished is not None:
             console.print("an unfinished session is here: going on with it")
             try:
-                code = await operate.resume(database, None, console)
+                code = await operate.resume(database, None, console, AGAIN)
             finally:
                 await _end_launches(unfinished)
         else:
@@ -138,7 +140,7 @@ async def _fresh(folder: Path, database: Path, model: Path, ssh_port: int, conso
     config = load(session_file)
     async with _llama_server(folder, model, port):
         try:
-            return await operate.start(config, database, console)
+            return await operate.start(config, database, console, AGAIN)
         finally:
             await _end_launches(config)
 
@@ -171,7 +173,12 @@ async def _ssh_server(folder: Path, port: int) -> AsyncIterator[int]:
     announced = place / "port"
     announced.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tools.demo.sshd", "--dir", str(place), "--port", str(port)]
-    process = await asyncio.create_subprocess_exec(*command, "--die-with-parent", cwd=PROJECT)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        "--die-with-parent",
+        cwd=PROJECT,
+        start_new_session=True,  # a Ctrl-C in the terminal is for the agent, which needs SSH to restore
+    )
     try:
         yield int(await _appears(announced, process))
     finally:

@@ -12,7 +12,7 @@ from agent.config import SessionConfig
 from agent.evidence import ABANDONED
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
-from agent.validity import invalid_reasons
+from agent.validity import COLLAPSED, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, StoppedByOperator
 from state.journal import Journal
@@ -214,7 +214,7 @@ class Hands:
         if serving is None or serving.process != trial.process:
             reasons = (*reasons, "the server that was measured no longer serves")
         if collapse is not None:
-            reasons = ("collapsed", collapse)
+            reasons = (COLLAPSED, collapse)
         closed = taken.model_copy(
             update={
                 "status": MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID,

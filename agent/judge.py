@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
+from agent.validity import COLLAPSED
 from state.models import (
     Arm,
     Effect,
@@ -185,7 +186,7 @@ def _collapse(comparison: Comparison) -> str | None:
     for taken in comparison.own:
         if taken.arm is not Arm.CANDIDATE:
             continue
-        if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] == ("collapsed",):
+        if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] == (COLLAPSED,):
             return f"{taken.load_point}: {taken.reasons[1]}"
         value = log_tok_s(taken)
         reference = _baseline_values(comparison, taken.load_point)

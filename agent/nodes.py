@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from agent import chooser
 from agent.config import SessionConfig
+from agent.decisions import Ids, after_close_out, after_verdict
 from agent.evidence import (
     BASELINE,
     CLOSE_OUT,
@@ -25,7 +26,7 @@ from agent.judge import Comparison, Need, assess
 from agent.judge import close as close_verdict
 from agent.planners.base import Planner, View
 from agent.policy import broken_constraints, forbidden, out_of_time
-from agent.validity import QUIET, noisy
+from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from state import events as ev
 from state.errors import NeedsHuman, PolicyRefused
 from state.models import (
@@ -33,10 +34,7 @@ from state.models import (
     DecisionKind,
     Disruption,
     Experiment,
-    Finding,
     LoadHint,
-    Measurement,
-    MeasurementStatus,
     Outcome,
     Role,
     SessionStatus,
@@ -218,7 +216,7 @@ class Nodes:
         """Ask whether the case is clear; if not, go for the next run."""
         self._enter("judge")
         _, comparison = self._open()
-        if assess(comparison).verdict is not None or self._hopelessly_void(comparison) is not None:
+        if assess(comparison).verdict is not None or hopelessly_void(comparison.own, self.config.validity) is not None:
             return {"next": "settle"}
         return {"next": "apply"}
 
@@ -227,8 +225,10 @@ class Nodes:
         self._enter("settle")
         row, comparison = self._open()
         verdict = self._final_verdict(comparison)
-        decided = self._close_out(row, verdict) if row.experiment.id == CLOSE_OUT else self._decide(row, verdict)
-        self.hands.write(ev.VerdictReached(verdict=verdict), *decided)
+        if row.experiment.id == CLOSE_OUT:
+            self.hands.write(*after_close_out(row, verdict, self._ids()))
+        else:
+            self.hands.write(*after_verdict(row, verdict, self.store.todos(self.session_id), self._ids()))
         return {"next": "finish" if row.experiment.id == CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
@@ -340,19 +340,20 @@ class Nodes:
         verdict = assess(comparison).verdict
         if verdict is not None:
             return verdict
-        void = self._hopelessly_void(comparison)
+        void = hopelessly_void(comparison.own, self.config.validity)
         outcome = Outcome.INVALID if void is not None else Outcome.INCONCLUSIVE
         return close_verdict(comparison, outcome, void or self._out_of_time(comparison) or "ended early")
 
-    def _hopelessly_void(self, comparison: Comparison) -> str | None:
-        """Why the runs of this experiment will not become valid by another try."""
-        streak = _void_streak(comparison.own)
-        if streak and (len(streak) > self.config.validity.retries or streak[-1].metrics is None):
-            return f"{len(streak)} runs in a row do not count: {'; '.join(streak[-1].reasons)}"
-        return None
+    def _ids(self) -> Ids:
+        session = self.store.session(self.session_id)
+        return Ids(
+            decision=self.store.next_id("decisions", "D"),
+            finding=self.store.next_id("findings", "F"),
+            scope=f"workload {session.workload_revision}, {session.adoption.engine_version}, parent",
+        )
 
     def _wait_first(self, comparison: Comparison) -> bool:
-        streak = _void_streak(comparison.own)
+        streak = void_streak(comparison.own)
         first = not self.store.measurements(self.session_id)
         return first or bool(streak and noisy(streak[-1].reasons))
 
@@ -385,76 +386,6 @@ class Nodes:
         original = self.store.spec(self._role(Role.ORIGINAL))
         return self.store.spec(self._role(Role.KNOWN_GOOD)).differences(original)
 
-    def _decide(self, row: ComparisonRow, verdict: Verdict) -> list[ev.Event]:
-        """Decision, statuses, finding and moved priorities that follow from a verdict."""
-        experiment = row.experiment
-        kind, status = _CONSEQUENCE[verdict.outcome]
-        what = f"{experiment.title}: {verdict.outcome}"
-        decision = self.store.decide(
-            self.session_id,
-            kind=kind,
-            subject=experiment.id,
-            what=what,
-            reason=verdict.reason,
-            evidence=verdict.evidence,
-        )
-        happened: list[ev.Event] = [
-            ev.DecisionMade(decision=decision),
-            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=verdict.reason),
-        ]
-        if kind is DecisionKind.KEEP:
-            happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.candidate, reason=what))
-        if verdict.outcome is not Outcome.INVALID:
-            happened.append(ev.FindingMade(finding=self._finding(row, verdict)))
-        others = [todo for todo in self.store.todos(self.session_id) if todo.id != experiment.id]
-        for other, priority, reason in chooser.moved_priorities(verdict, experiment.tags, others):
-            happened.append(ev.TodoChanged(experiment_id=other, priority=priority, reason=reason))
-        return happened
-
-    def _close_out(self, row: ComparisonRow, verdict: Verdict) -> list[ev.Event]:
-        """The headline; a final configuration that is not better than the original gives way to it."""
-        better = verdict.outcome is Outcome.BETTER
-        objective = verdict.objective.percent if verdict.objective is not None else "unmeasured"
-        what = f"final configuration against the original: {objective}"
-        decision = self.store.decide(
-            self.session_id,
-            kind=DecisionKind.KEEP if better else DecisionKind.REVERT,
-            subject=CLOSE_OUT,
-            what=what,
-            reason=verdict.reason if better else f"not shown to be better, so the original returns ({verdict.reason})",
-            evidence=verdict.evidence,
-        )
-        happened: list[ev.Event] = [
-            ev.DecisionMade(decision=decision),
-            ev.TodoChanged(experiment_id=CLOSE_OUT, status=TodoStatus.DONE, reason=verdict.reason),
-            ev.FindingMade(finding=self._finding(row, verdict)),
-        ]
-        if not better:
-            happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.parent, reason=what))
-        return happened
-
-    def _finding(self, row: ComparisonRow, verdict: Verdict) -> Finding:
-        session = self.store.session(self.session_id)
-        changes = ", ".join(map(str, row.experiment.changes)) or row.experiment.title
-        points = "; ".join(f"{name} {effect.percent}" for name, effect in sorted(verdict.points.items()))
-        scope = f"workload {session.workload_revision}, {session.adoption.engine_version}, parent {row.parent}"
-        statement = f"{changes}: {verdict.outcome} ({points or verdict.reason})"
-        return Finding(
-            id=self.store.next_id("findings", "F"), statement=statement, evidence=verdict.evidence, scope=scope
-        )
-
-
-_CONSEQUENCE: dict[Outcome, tuple[DecisionKind, TodoStatus]] = {
-    Outcome.BETTER: (DecisionKind.KEEP, TodoStatus.DONE),
-    Outcome.WORSE: (DecisionKind.REVERT, TodoStatus.DONE),
-    Outcome.NO_DIFFERENCE: (DecisionKind.REVERT, TodoStatus.DONE),
-    Outcome.INCONCLUSIVE: (DecisionKind.REVERT, TodoStatus.DONE),
-    Outcome.COLLAPSED: (DecisionKind.REVERT, TodoStatus.DONE),
-    Outcome.FAILED: (DecisionKind.BLOCK, TodoStatus.BLOCKED),
-    Outcome.INVALID: (DecisionKind.VOID, TodoStatus.SKIPPED),
-    Outcome.OBSERVED: (DecisionKind.BASELINE, TodoStatus.DONE),
-}
-
 
 async def restore(hands: Hands, fingerprint: str) -> Trial:
     """Bring a configuration up that must come up; one retry, then a person is needed."""
@@ -482,17 +413,6 @@ def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison
         return True
     used = {m.trial_id for m in comparison.own if m.arm is need.arm and m.block != need.block}
     return trial.id not in used
-
-
-def _void_streak(own: tuple[Measurement, ...]) -> list[Measurement]:
-    """The newest runs in a row that do not count."""
-    streak: list[Measurement] = []
-    for taken in reversed(own):
-        if taken.status is MeasurementStatus.VALID:
-            break
-        if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] != ("collapsed",):
-            streak.insert(0, taken)
-    return streak
 
 
 def _baseline_experiment() -> Experiment:

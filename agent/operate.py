@@ -30,8 +30,8 @@ async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
         await target.close()
 
 
-async def start(config: SessionConfig, database: Path, console: Console) -> int:
-    """Adopt what runs and tune it; the exit code."""
+async def start(config: SessionConfig, database: Path, console: Console, again: str | None = None) -> int:
+    """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
@@ -40,10 +40,10 @@ async def start(config: SessionConfig, database: Path, console: Console) -> int:
             await target.prepare()
             adoption = await target.adopt()
             session_id = open_session(store, config, adoption, trouble)
-            return await _drive(store, session_id, target, config, console)
+            return await _drive(store, session_id, target, config, console, again)
 
 
-async def resume(database: Path, session: str | None, console: Console) -> int:
+async def resume(database: Path, session: str | None, console: Console, again: str | None = None) -> int:
     """Take a session up again; the exit code."""
     with Store.write(database) as store:
         row = _row(store, session)
@@ -51,7 +51,7 @@ async def resume(database: Path, session: str | None, console: Console) -> int:
         config = SessionConfig.model_validate(row.config)
         async with connected(config) as target:
             await _take_up(target, row)
-            return await _drive(store, row.id, target, config, console)
+            return await _drive(store, row.id, target, config, console, again)
 
 
 async def restore(database: Path, session: str | None, original: bool) -> Trial:
@@ -77,7 +77,9 @@ async def _take_up(target: RemoteTarget, row: SessionRow) -> None:
     await target.learn(row.adoption.spec)
 
 
-async def _drive(store: Store, session_id: str, target: RemoteTarget, config: SessionConfig, console: Console) -> int:
+async def _drive(
+    store: Store, session_id: str, target: RemoteTarget, config: SessionConfig, console: Console, again: str | None
+) -> int:
     """Run with a live picture on a terminal, with lines elsewhere; the report is written however it ends."""
     planner = planner_for(config)
     report = store.path.with_name(f"report-{session_id}.md")
@@ -94,7 +96,7 @@ async def _drive(store: Store, session_id: str, target: RemoteTarget, config: Se
     console.print(headline(store, session_id), style="bold", highlight=False)
     console.print(f"report: {report}", f"log: ratchet replay --db {store.path}", sep="    ", soft_wrap=True)
     if code == 4:
-        console.print(f"go on with: ratchet resume --db {store.path}", soft_wrap=True)
+        console.print(f"go on with: {again or f'ratchet resume --db {store.path}'}", soft_wrap=True)
     return code
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from state.models import LoadPoint, Metrics, Telemetry, ValidityRule
+from state.models import LoadPoint, Measurement, MeasurementStatus, Metrics, Telemetry, ValidityRule
 
 QUIET = "noisy host"
+COLLAPSED = "collapsed"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
@@ -18,6 +19,25 @@ def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, ru
 def noisy(reasons: tuple[str, ...]) -> bool:
     """Whether a run was void only because of the surroundings, so that waiting may help."""
     return bool(reasons) and all(reason.startswith(QUIET) for reason in reasons)
+
+
+def void_streak(own: tuple[Measurement, ...]) -> list[Measurement]:
+    """The newest runs in a row that do not count; a collapse counts, it is a result."""
+    streak: list[Measurement] = []
+    for taken in reversed(own):
+        if taken.status is MeasurementStatus.VALID:
+            break
+        if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] != (COLLAPSED,):
+            streak.insert(0, taken)
+    return streak
+
+
+def hopelessly_void(own: tuple[Measurement, ...], rule: ValidityRule) -> str | None:
+    """Why the runs of an experiment will not become valid by another try, None while one is worth it."""
+    streak = void_streak(own)
+    if streak and (len(streak) > rule.retries or streak[-1].metrics is None):
+        return f"{len(streak)} runs in a row do not count: {'; '.join(streak[-1].reasons)}"
+    return None
 
 
 def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator[str]:

@@ -1,0 +1,45 @@
+# Handles of the project; everything runs in .venv, which `make install` creates.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test test-all lint format crash bench native docs
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
+	$(BIN)/python -m tools.demo.model
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/python run_agent.py demo $(if $(CHECK),--check)
+
+test: install
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+crash: install
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/crash tests/agent/test_loop.py -k 'kill or vanish'
+
+bench: install
+	$(BIN)/python benchmarks/client_rate.py --check
+
+native: install
+	sh scripts/build-llama-server.sh
+	RATCHET_LLAMA_SERVER=.cache/llama-server/llama-server $(BIN)/python -m pytest -m real -k native
+
+docs: install
+	$(BIN)/python docs/generate.py

@@ -1,0 +1,220 @@
+"""The dead man's switch on the host: a lease that the agent renews, and a watcher that restores when renewals stop.
+
+Only the host's clock counts: a renewal writes the host's uptime, the watcher (POSIX sh, detached, nothing installed)
+compares. When the last renewal is older than the lease, the watcher opens the next epoch, which fences every later
+command of the old agent, runs the restore script and leaves a marker. What known-good is, is not known here: the
+restore script is rendered elsewhere from the same operations that the agent itself runs.
+
+    ROOT/lease/epochs/N     one file an epoch, put there by `ln`, which only one taker can win: the holder in words,
+                            when it was taken, the lease's length in s, the boot it belongs to
+               beat-N       uptime of the host at the last renewal    done-N     the epoch ended in good order
+               restore.sh   puts known-good back                      marker-N   what the watcher of epoch N-1 did
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Literal
+
+from pydantic import Field
+
+from state.errors import RefusedForSafety, TargetLocked
+from state.models import Frozen
+from tools import jobs
+from tools.procfs import STAT_SH
+from tools.shell import CommandResult, Host, PosixHost
+
+FENCED = 75
+"""Exit of a command whose epoch is over (EX_TEMPFAIL of sysexits.h)."""
+HELD = 76
+"""Exit of an attempt to take a lease that is being renewed."""
+WATCHER = "the watcher on the host"
+POLL_S = 1
+
+
+class Lease(Frozen):
+    """An epoch that we hold."""
+
+    root: str
+    epoch: int
+    length_s: int
+
+    @property
+    def folder(self) -> str:
+        """Where everything about leases lies."""
+        return f"{self.root}/lease"
+
+    @property
+    def watcher_key(self) -> str:
+        """Key of the job that watches this epoch."""
+        return f"watcher-{self.epoch}"
+
+
+class Marker(Frozen):
+    """What a watcher left behind when it took over."""
+
+    epoch: int = Field(description="the epoch that it opened")
+    result: Literal["restored", "already serving", "foreign", "failed"]
+    detail: str
+
+
+class FencedHost(PosixHost):
+    """A host on which a script runs only while our epoch is in force, checked in the same breath.
+
+    Everything that changes the host goes through here, so that an agent that wakes up late is refused by the host.
+    """
+
+    def __init__(self, host: Host, lease: Lease) -> None:
+        self.host = host
+        self.lease = lease
+        self.name = host.name
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        """See `Host.run`. Raises RefusedForSafety when another epoch is in force."""
+        result = await self.host.run(fence(self.lease) + script, stdin=stdin, timeout_s=timeout_s)
+        if result.exit == FENCED and result.signal is None:
+            raise RefusedForSafety(
+                "the lease on the target has passed on: the host's watcher or another agent took over",
+                where={"host": self.name, "our epoch": self.lease.epoch, "now": result.tail},
+                do="`resume` looks at what was done meanwhile and goes on from there",
+            )
+        return result
+
+    async def close(self) -> None:
+        """The connection belongs to somebody else."""
+
+
+def fence(lease: Lease) -> str:
+    """Sh that ends with FENCED unless our epoch is the newest; it goes in front of every mutating command."""
+    following = shlex.quote(f"{lease.folder}/epochs/{lease.epoch + 1}")
+    ours = shlex.quote(f"{lease.folder}/epochs/{lease.epoch}")
+    return f"[ -e {ours} ] && [ ! -e {following} ] || {{ head -n 1 {following} >&2; exit {FENCED}; }}\n"
+
+
+async def take(host: Host, root: str, holder: str, length_s: int, predecessor: str | None = None) -> Lease:
+    """Open the next epoch. Raises TargetLocked while another holder renews its own.
+
+    `predecessor` is a holder that the caller knows to be dead (it holds the dead one's database lock).
+    """
+    result = await host.run(_take_script(root, holder, length_s, predecessor), timeout_s=60)
+    if result.exit == HELD:
+        raise TargetLocked(
+            "another agent holds this target",
+            where={"host": host.name, "held by": result.tail},
+            do="let it finish, or `stop` it; the lease of a dead agent runs out by itself",
+        )
+    if not result.ok:
+        await host.check(_take_script(root, holder, length_s, predecessor), timeout_s=60)
+    return Lease(root=root, epoch=int(result.text.split()[-1]), length_s=length_s)
+
+
+async def watch(fenced: FencedHost, restore_script: str) -> None:
+    """Put the restore script in place and see that this epoch's watcher runs; repeating it replaces the script."""
+    lease = fenced.lease
+    await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"), 0o700)
+    await jobs.start(fenced, lease.root, lease.watcher_key, watcher_script(lease))
+
+
+async def renew(fenced: FencedHost) -> bool:
+    """Renew the lease; False when its watcher does not live (any more). Raises RefusedForSafety when it passed on."""
+    lease = fenced.lease
+    process = shlex.quote(f"{jobs.job_dir(lease.root, lease.watcher_key)}/process")
+    result = await fenced.check(
+        f"{STAT_SH}{_beat(lease)}\nread -r pid ticks pboot <{process} 2>/dev/null\n"
+        '[ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && echo watched || echo unwatched'
+    )
+    return result.text.strip() == "watched"
+
+
+async def release(fenced: FencedHost) -> None:
+    """End the epoch in good order: its watcher leaves, and anybody may take the next one."""
+    lease = fenced.lease
+    await fenced.check(f": >{shlex.quote(f'{lease.folder}/done-{lease.epoch}')}")
+    await jobs.stop(fenced, lease.root, lease.watcher_key, 2.0)
+
+
+async def marker(host: Host, root: str, since_epoch: int = 0) -> Marker | None:
+    """The newest marker of an epoch after `since_epoch`, None when no watcher took over since."""
+    folder = shlex.quote(f"{root}/lease")
+    result = await host.check(
+        f'newest=0\nfor f in {folder}/marker-*; do n=${{f##*-}}; [ -e "$f" ] && [ $n -gt $newest ] && newest=$n; done\n'
+        f"[ $newest -gt {since_epoch} ] && echo $newest && cat {folder}/marker-$newest; :"
+    )
+    lines = result.text.splitlines()
+    if len(lines) < 2:
+        return None
+    return Marker.model_validate({"epoch": int(lines[0]), "result": lines[1], "detail": "\n".join(lines[2:])})
+
+
+def watcher_script(lease: Lease) -> str:
+    """The watcher: waits for the end of renewals or of the epoch; fires at most once, and never while they arrive."""
+    folder, epoch = shlex.quote(lease.folder), lease.epoch
+    return f"""
+{STAT_SH}
+l={folder}
+while :; do
+  [ -e "$l/epochs/{epoch + 1}" ] && exit 0
+  [ -e "$l/done-{epoch}" ] && exit 0
+  beat=0
+  read -r beat <"$l/beat-{epoch}" 2>/dev/null
+  read -r up _ </proc/uptime
+  [ $((${{up%.*}} - ${{beat%.*}})) -ge {lease.length_s} ] && break
+  sleep {POLL_S}
+done
+printf '%s\\n' {shlex.quote(WATCHER)} "$(date -u '+%F %T UTC')" {lease.length_s} "$boot" >"$l/.watcher-{epoch}"
+ln "$l/.watcher-{epoch}" "$l/epochs/{epoch + 1}" 2>/dev/null || exit 0
+sh "$l/restore.sh" >"$l/restore-{epoch + 1}.log" 2>&1
+code=$?
+case $code in
+  0) word=restored ;;
+  10) word="already serving" ;;
+  11) word=foreign ;;
+  *) word=failed ;;
+esac
+{{ echo "$word"; tail -n 5 "$l/restore-{epoch + 1}.log"; }} >"$l/marker.part"
+mv -f "$l/marker.part" "$l/marker-{epoch + 1}"
+: >"$l/done-{epoch + 1}"
+"""
+
+
+def _beat(lease: Lease) -> str:
+    beat = shlex.quote(f"{lease.folder}/beat-{lease.epoch}")
+    return f'read -r up _ </proc/uptime && echo "$up" >{beat}.part && mv -f {beat}.part {beat} || exit 1'
+
+
+def _take_script(root: str, holder: str, length_s: int, predecessor: str | None) -> str:
+    """Sh that prints the new epoch's number; exits HELD, naming the holder, while somebody renews."""
+    return f"""
+{STAT_SH}
+umask 077
+l={shlex.quote(f"{root}/lease")}
+mkdir -p "$l/epochs" || exit 1
+while :; do
+  epoch=0
+  for f in "$l"/epochs/*; do n=${{f##*/}}; [ -e "$f" ] && [ "$n" -gt $epoch ] && epoch=$n; done
+  if [ $epoch -gt 0 ] && [ ! -e "$l/done-$epoch" ]; then
+    {{ read -r who; read -r since; read -r length; read -r taken_in; }} <"$l/epochs/$epoch"
+    beat=0
+    read -r beat <"$l/beat-$epoch" 2>/dev/null
+    read -r up _ </proc/uptime
+    age=$((${{up%.*}} - ${{beat%.*}}))
+    if [ "$taken_in" = "$boot" ] && [ "$who" != {shlex.quote(predecessor or "")} ]; then
+      # A watcher is at work for as long as its job lives; an agent for as long as it renews.
+      working=
+      if [ "$who" = {shlex.quote(WATCHER)} ]; then
+        read -r pid ticks pboot <"{root}/jobs/watcher-$((epoch - 1))/process" 2>/dev/null
+        [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && working=yes
+      elif [ $age -lt "$length" ]; then working=yes
+      fi
+      if [ -n "$working" ]; then echo "$who, since $since, renewed $age s ago" >&2; exit {HELD}; fi
+    fi
+  fi
+  epoch=$((epoch + 1))
+  printf '%s\\n' {shlex.quote(holder)} "$(date -u '+%F %T UTC')" {length_s} "$boot" >"$l/.taker-$$" || exit 1
+  read -r up _ </proc/uptime
+  echo "$up" >"$l/beat-$epoch" || exit 1
+  if ln "$l/.taker-$$" "$l/epochs/$epoch" 2>/dev/null; then rm -f "$l/.taker-$$"; echo "$epoch"; exit 0; fi
+  rm -f "$l/.taker-$$"
+  [ -e "$l/epochs/$epoch" ] || {{ echo "the file system of $l knows no hard links" >&2; exit 1; }}
+done
+"""
