@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,6 +24,7 @@ from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoSta
 from state.store import Store
 
 ROWS = 14
+LINE = 280
 
 COLOURS = {
     DecisionKind.KEEP: "bold green",
@@ -48,7 +50,7 @@ def story(event: ev.Event) -> tuple[str, str] | None:
     """One line for an event with its colour, None for events that only matter to the store."""
     if isinstance(event, ev.DecisionMade):
         made = event.decision
-        return f"{made.kind.value:<11} {made.what} — {made.reason}", COLOURS.get(made.kind, "")
+        return shortened(f"{made.kind.value:<11} {made.what} — {made.reason}"), COLOURS.get(made.kind, "")
     if isinstance(event, ev.MeasurementClosed):
         return _run_line(event), "dim"
     if isinstance(event, ev.TrialClosed):
@@ -61,6 +63,11 @@ def story(event: ev.Event) -> tuple[str, str] | None:
     if isinstance(event, ev.SessionMoved):
         return f"session     {event.status.value}: {event.reason}", "bold"
     return None
+
+
+def shortened(line: str) -> str:
+    """A line that does not drown the others; `replay` has it whole."""
+    return line if len(line) <= LINE else f"{line[:LINE]}… (all of it: replay)"
 
 
 def _run_line(event: ev.MeasurementClosed) -> str:
@@ -144,7 +151,8 @@ class LivePicture:
         )
         parts: list[RenderableType] = [head]
         if self.bar is not None:
-            parts.append(ProgressBar(total=self.bar[1], completed=min(self.bar[0], self.bar[1]), width=60))
+            bar = ProgressBar(total=self.bar[1], completed=min(self.bar[0], self.bar[1]), width=60)
+            parts.append(Padding(bar, (0, 0, 1, 0)))
         parts.append(todo_table(self.store, self.session_id, limit=ROWS))
         return Panel(Group(*parts), title="Ratchet", title_align="left", border_style="cyan")
 
