@@ -6,10 +6,12 @@ from agent.chooser import Situation
 from agent.config import SessionConfig
 from agent.judge import Comparison, log_tok_s
 from agent.policy import Costs, Spent
+from agent.validity import noisy
 from state.models import (
     Failure,
     Measurement,
     MeasurementStatus,
+    Outcome,
     Role,
     TodoStatus,
     Trial,
@@ -119,6 +121,18 @@ def situation(store: Store, session_id: str, config: SessionConfig) -> Situation
 def kept_anything(store: Store, session_id: str) -> bool:
     """Whether the known-good configuration is another than the original."""
     return store.role(session_id, Role.KNOWN_GOOD) != store.role(session_id, Role.ORIGINAL)
+
+
+def too_noisy(store: Store, session_id: str) -> str | None:
+    """Why the host is too noisy to go on: the baseline was void, or the last two experiments were."""
+    void: list[str | None] = []
+    for name, verdict in store.verdicts(session_id).items():
+        own = store.measurements(session_id, name)
+        noise = verdict.outcome is Outcome.INVALID and bool(own) and noisy(own[-1].reasons)
+        void.append(f"too noisy to judge: {own[-1].reasons[0]}" if noise else None)
+        if noise and name == BASELINE:
+            return void[-1]
+    return void[-1] if len(void) >= 2 and None not in void[-2:] else None
 
 
 def _finished(store: Store, session_id: str) -> list[Measurement]:

@@ -20,6 +20,7 @@ from agent.evidence import (
     kept_anything,
     situation,
     spent,
+    too_noisy,
 )
 from agent.hands import Hands
 from agent.judge import Comparison, Need, assess
@@ -139,8 +140,9 @@ class Nodes:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
         self.hands.check_stop()
-        if self._too_noisy():
-            return {"next": "finish"}
+        noise = too_noisy(self.store, self.session_id)
+        if noise is not None:
+            return self._give_up(noise)
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
             return self._close(choice)
@@ -239,7 +241,7 @@ class Nodes:
         serving = position.trial
         if serving is None or serving.fingerprint != final or await self.target.trouble() is not None:
             serving = await restore(self.hands, final)
-        why = self._too_noisy() or "the list is worked off or the budget is used"
+        why = too_noisy(self.store, self.session_id) or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
             if not kept_anything(self.store, self.session_id)
@@ -372,15 +374,22 @@ class Nodes:
             await self.target.pause(QUIET_CHECK_S)
             waited += QUIET_CHECK_S
 
-    def _too_noisy(self) -> str | None:
-        """Whether a void verdict was caused by a noisy host: then every other would be void too."""
-        for verdict in self.store.verdicts(self.session_id).values():
-            if verdict.outcome is not Outcome.INVALID:
-                continue
-            own = self.store.measurements(self.session_id, verdict.experiment_id)
-            if own and noisy(own[-1].reasons):
-                return f"too noisy to judge: {own[-1].reasons[0]}"
-        return None
+    def _give_up(self, noise: str) -> LoopState:
+        """The host stays noisy: without a final comparison nothing kept is confirmed, so the original returns."""
+        if kept_anything(self.store, self.session_id):
+            original = self._role(Role.ORIGINAL)
+            decision = self.store.decide(
+                self.session_id,
+                kind=DecisionKind.REVERT,
+                subject=self.session_id,
+                what="the original configuration returns",
+                reason=f"what was kept could not be confirmed at the end: {noise}",
+            )
+            self.hands.write(
+                ev.DecisionMade(decision=decision),
+                ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=original, reason=noise),
+            )
+        return {"next": "finish"}
 
     def _kept_changes(self) -> list[str]:
         original = self.store.spec(self._role(Role.ORIGINAL))

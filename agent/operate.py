@@ -14,7 +14,7 @@ from agent.doctor import Diagnosis, examine
 from agent.live import LivePicture, PlainLines
 from agent.progress import Silent
 from agent.report import headline, markdown
-from agent.session import Runner, open_session, refuse_ended, refuse_unfinished
+from agent.session import Runner, open_session, refuse_ended, refuse_unfinished, refuse_unusable
 from state.models import Trial
 from state.store import SessionRow, Store
 from tools.remote import RemoteTarget
@@ -35,11 +35,9 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
-            adoption = await target.adopt()
-            trouble = await target.trouble()
+            refuse_unusable(config, await target.adopt(), await target.trouble())
             await target.prepare()
-            adoption = await target.adopt()
-            session_id = open_session(store, config, adoption, trouble)
+            session_id = open_session(store, config, await target.adopt())
             return await _drive(store, session_id, target, config, console, again)
 
 

@@ -58,8 +58,8 @@ def refuse_ended(row: SessionRow) -> None:
         raise ConfigError(f"session {row.id} is over: {row.reason}", do="`start` begins a new one")
 
 
-def open_session(store: Store, config: SessionConfig, adoption: Adoption, trouble: str | None = None) -> str:
-    """Write the session's first events: what was found is the original and, until a keep, the known-good."""
+def refuse_unusable(config: SessionConfig, adoption: Adoption, trouble: str | None) -> None:
+    """Refuse a server that is no known-good to return to, or that must not be stopped, before anything is touched."""
     if trouble is not None:
         raise ServerError(
             f"the server does not generate: {trouble}",
@@ -79,6 +79,11 @@ def open_session(store: Store, config: SessionConfig, adoption: Adoption, troubl
             where={"target": config.target.name, "constraints": "; ".join(broken)},
             do="correct policy.keep_env or the server",
         )
+
+
+def open_session(store: Store, config: SessionConfig, adoption: Adoption) -> str:
+    """Write the session's first events: what was found is the original and, until a keep, the known-good."""
+    refuse_unusable(config, adoption, None)
     session_id = new_session_id(store.clock())
     fingerprint = adoption.spec.fingerprint
     trial = Trial(
@@ -157,7 +162,7 @@ class Runner:
         except RefusedForSafety as error:
             self._moved(SessionStatus.REFUSED, error)
             raise
-        except (HostError, OutcomeUnknown) as error:
+        except (HostError, ServerError, OutcomeUnknown) as error:
             self._moved(SessionStatus.STOPPED, error)
             raise
         row = self.store.session(self.session_id)

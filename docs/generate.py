@@ -24,9 +24,9 @@ BANNER = "<!-- Written by `make docs` from the code. Do not edit by hand. -->"
 CLI_HEAD = """\
 # Command line
 
-Every command is `ratchet COMMAND`; after `make install` the program is `.venv/bin/ratchet`. `python run_agent.py COMMAND`
-is the same. `ratchet COMMAND --help` prints what stands here. Exit codes are explained in [exit-codes.md](exit-codes.md),
-the session file in [session-file.md](session-file.md).
+Every command is `ratchet COMMAND`; after `make install` the program is `.venv/bin/ratchet`, and
+`.venv/bin/python run_agent.py COMMAND` is the same. `ratchet COMMAND --help` prints what stands here. Exit codes are
+explained in [exit-codes.md](exit-codes.md), the session file in [session-file.md](session-file.md).
 
 Commands that read (`status`, `sessions`, `replay`, `report`) open the database read-only and never wait for a running
 session. Where no `--db` is given and `RATCHET_STATE` is not set, they take the one database found in `./.ratchet/` or
@@ -40,12 +40,12 @@ A TOML file, by default `session.toml`, read by `start` and `doctor`. Unknown ke
 errors: all of them are reported at once, each with its line, with exit code 2 and before anything is touched. The whole
 file is stored with the session, so `resume` and `restore` need no file and ignore later edits.
 
-`agent/session.schema.json` is the same as a JSON schema, for editors that complete and check TOML. A small example is in
-[the guide to your own server](../how-to/own-server.md).
+`agent/session.schema.json` is the same as a JSON schema, for editors that complete and check TOML. A small example is
+in [the guide to your own server](../how-to/own-server.md). In TOML, leave out a key to get what is called None here.
 
 **Accepted but without effect today:** the sections `[launch]` (a server found stopped is refused with exit code 3) and
-`[log]`, the levels `patch` and `host` of `policy.max_disruption` (nothing needs them yet), and changes of the kind `hot`
-(llama.cpp's server has no live API for its settings, so they are refused and their experiment is blocked).
+`[log]`, and the levels `patch` and `host` of `policy.max_disruption` (no experiment needs them yet). Changes of the kind
+`hot` are refused and their experiment is blocked, since llama.cpp's server has no live API for its settings.
 """
 
 
@@ -120,10 +120,7 @@ def _whole(field: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key(name: str, field: dict[str, Any], model: dict[str, Any]) -> tuple[str, str, str, str]:
-    if name in model.get("required", ()):
-        default = "**required**"
-    else:
-        default = _default(field)
+    default = "**required**" if name in model.get("required", ()) else _default(field)
     return f"`{name}`", _type(field), default, _sentence(field.get("description", ""))
 
 

@@ -64,7 +64,7 @@ DisruptionField = Annotated[
 class FlagChange(Frozen):
     """Set (or with `value = None` and `remove` drop) one command-line flag, by its canonical name."""
 
-    kind: Literal["flag"] = "flag"
+    kind: Literal["flag"] = Field(default="flag", description="a command-line flag")
     name: str = Field(description="canonical spelling, as in the server's own --help")
     value: str | None = Field(default=None, description="None for a flag that takes no value")
     remove: bool = Field(default=False, description="drop the flag instead of setting it")
@@ -78,9 +78,9 @@ class FlagChange(Frozen):
 class EnvChange(Frozen):
     """Set (or with `value = None` unset) one environment variable of the server."""
 
-    kind: Literal["env"] = "env"
-    name: str
-    value: str | None = None
+    kind: Literal["env"] = Field(default="env", description="an environment variable")
+    name: str = Field(description="name of the variable")
+    value: str | None = Field(default=None, description="None unsets the variable")
 
     def __str__(self) -> str:
         return f"unset {self.name}" if self.value is None else f"{self.name}={self.value}"
@@ -89,10 +89,10 @@ class EnvChange(Frozen):
 class HotCall(Frozen):
     """A live API call that changes the running server; `undo` is the call that takes it back."""
 
-    kind: Literal["hot"] = "hot"
-    name: str
-    value: str
-    undo: str
+    kind: Literal["hot"] = Field(default="hot", description="a call to the running server's own API")
+    name: str = Field(description="what the call sets")
+    value: str = Field(description="what it is set to")
+    undo: str = Field(description="the call that takes it back")
 
     def __str__(self) -> str:
         return f"live {self.name}={self.value}"
@@ -158,7 +158,7 @@ def _shown(values: dict[str, Any], key: str) -> str:
 class Source(Frozen):
     """Where an idea or a fact comes from."""
 
-    kind: Literal["catalogue", "model", "person", "built-in"]
+    kind: Literal["catalogue", "model", "person", "built-in"] = Field(description="who had the idea")
     ref: str = Field(default="", description="public page, issue, help text or measurement behind it")
 
 
@@ -174,16 +174,16 @@ class Experiment(Frozen):
     """One hypothesis and the change that tests it; no changes means an observation of the parent."""
 
     id: str = ""
-    title: str
-    hypothesis: str
-    changes: tuple[Change, ...] = ()
-    tags: tuple[str, ...] = ()
-    tier: int = Field(default=1, ge=1, le=3)
-    priority: float = Field(default=0.5, ge=0, le=1)
+    title: str = Field(description="what is tried, in a few words")
+    hypothesis: str = Field(description="why it could help")
+    changes: tuple[Change, ...] = Field(default=(), description="what is set or unset; nothing for an observation")
+    tags: tuple[str, ...] = Field(default=(), description="topics; a result moves the priorities of its relatives")
+    tier: int = Field(default=1, ge=1, le=3, description="1 is tried before 2, 2 before 3, at equal disruption")
+    priority: float = Field(default=0.5, ge=0, le=1, description="the higher is tried first within a tier")
     expected_gain: float = Field(default=0.0, description="hoped fraction at the objective, 0.1 = 10 %")
-    risk: str = ""
+    risk: str = Field(default="", description="what could go wrong")
     needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
-    load_hint: LoadHint = LoadHint.ANY
+    load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
     disruption: DisruptionField = Disruption.RESTART
     source: Source = Source(kind="built-in")
 

@@ -62,8 +62,8 @@ async def start(
 
     Calling it again, even at the same time, never starts a second run, and after a crash it starts what had not begun.
     The command is the text of a POSIX sh script; if that ends in `exec PROGRAM`, the recorded pid is the program's.
-    All of its descendants carry `marker_env` and `RATCHET_JOB` in their environment. Raises CommandFailed when the job
-    could not begin.
+    All of its descendants carry `marker_env` and `RATCHET_JOB` in their environment; no secrets, since these stand in
+    the wrapper's command line. Raises CommandFailed when the job could not begin.
     """
     directory = job_dir(root, key)
     exports = "".join(f"export {_variable(k)}={shlex.quote(v)}\n" for k, v in (marker_env or {}).items())

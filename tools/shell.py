@@ -153,14 +153,15 @@ def brief(script: str, width: int = 160) -> str:
 def put_script(path: str, data: bytes, mode: int) -> str:
     """Sh that stores its standard input under `path`: temporary name, size and hash checked, then renamed.
 
-    A connection that is cut looks like an early end of input: the size is then wrong and nothing is renamed.
+    A connection that is cut looks like an early end of input: the size is then wrong, nothing is renamed, and saying
+    so raises SIGPIPE, which must not keep the temporary file from being removed.
     """
     return f"""
 umask 077
 target={shlex.quote(path)}
 temp=$target.{secrets.token_hex(6)}.part
 trap 'rm -f -- "$temp"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT TERM PIPE
 if [ -d "$target" ]; then printf '%s: is a directory\\n' "$target" >&2; exit 1; fi
 cat >"$temp" || exit 1
 size=$(wc -c <"$temp") || exit 1

@@ -52,6 +52,7 @@ echo "self $$ $(getconf CLK_TCK 2>/dev/null || echo 100)"
 reading
 sleep {self.window_s:g}
 reading
+: processes may end while they are read
 """
 
     def parse(self, output: bytes) -> BusyFacts:

@@ -15,9 +15,11 @@ from state.models import LaunchSpec, ProcessId
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJob
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-ULIMITS = {"nofile": "n", "core": "c", "data": "d", "fsize": "f", "stack": "s", "as": "v", "cpu": "t"}
+ULIMITS = {
+    "nofile": "n", "core": "c", "data": "d", "fsize": "f", "stack": "s", "as": "v", "cpu": "t", "memlock": "l",
+}  # fmt: skip
 """getrlimit names → letters that dash's `ulimit` knows."""
-UNITS = {"core": 512, "fsize": 512, "data": 1024, "stack": 1024, "as": 1024}
+UNITS = {"core": 512, "fsize": 512, "data": 1024, "stack": 1024, "as": 1024, "memlock": 1024}
 """Bytes per unit of `ulimit`, where it does not count single things."""
 
 
@@ -42,15 +44,19 @@ class BareProcess:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`."""
+        environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
+        plain = {name: value for name, value in sorted(environ.items()) if VARIABLE.fullmatch(name)}
+        # A shell drops names that it cannot hold, such as bash's exported functions: env(1) carries those.
+        odd = [f"{name}={value}" for name, value in sorted(environ.items()) if name not in plain]
         lines = [
             '[ "$RATCHET_CLEAN" = yes ] || '
             'exec env -i RATCHET_CLEAN=yes RATCHET_JOB="$RATCHET_JOB" /bin/sh "$RATCHET_JOB/run.sh"',
-            "unset RATCHET_CLEAN PWD OLDPWD",
-            f"export RATCHET_LAUNCH={shlex.quote(key)}",
-            *_exports(desired, secrets),
             f"cd {shlex.quote(desired.cwd)} || exit 126",
             *_ulimits(desired),
-            f"exec {shlex.join(revealed(word, secrets) for word in desired.argv)}",
+            "unset RATCHET_CLEAN PWD OLDPWD",
+            f"export RATCHET_LAUNCH={shlex.quote(key)}",
+            *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
+            f"exec {shlex.join([*(['env', *odd] if odd else []), *(revealed(word, secrets) for word in desired.argv)])}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -68,17 +74,16 @@ def revealed(text: str, secrets: dict[str, str]) -> str:
     return secrets[text]
 
 
-def _exports(desired: LaunchSpec, secrets: dict[str, str]) -> Iterator[str]:
-    for name, value in sorted({**desired.hidden_env, **desired.env}.items()):
-        if VARIABLE.fullmatch(name):
-            yield f"export {name}={shlex.quote(revealed(value, secrets))}"
-
-
 def _ulimits(desired: LaunchSpec) -> Iterator[str]:
-    """Limits as far as the shell can set them; raising one may be refused, which `adopt` has to foresee."""
+    """Limits as far as the shell can set them; what this login may not raise is said in the launch's log.
+
+    The soft limit goes first, since a hard one cannot be lowered below it, and last, since it may only rise afterwards.
+    """
     for name, letter in ULIMITS.items():
         soft, _, hard = desired.limits.get(name, "").partition(":")
-        for kind, value in (("H", hard), ("S", soft)):
-            if value:
-                amount = value if value == "unlimited" else str(int(value) // UNITS.get(name, 1))
-                yield f"ulimit -{kind} -{letter} {amount} 2>/dev/null"
+        if not soft or not hard:
+            continue
+        low, high = (v if v == "unlimited" else str(int(v) // UNITS.get(name, 1)) for v in (soft, hard))
+        yield f"ulimit -S -{letter} {low} 2>/dev/null"
+        yield f"ulimit -H -{letter} {high} 2>/dev/null || echo 'ratchet: hard limit {name} {hard} was refused' >&2"
+        yield f"ulimit -S -{letter} {low} 2>/dev/null || echo 'ratchet: soft limit {name} {soft} was refused' >&2"
