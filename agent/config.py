@@ -48,6 +48,7 @@ from state.models import (
     Experiment,
     Frozen,
     JudgeRule,
+    LoadHint,
     Policy,
     Source,
     ValidityRule,
@@ -78,6 +79,13 @@ def _disruption_name(value: object) -> object:
     if not isinstance(value, str) or value.lower() not in names:
         raise ValueError(f"expected one of {', '.join(names)}{nearest(str(value), names)}")
     return value
+
+
+def _load_hint(value: object) -> object:
+    names = [hint.value for hint in LoadHint]
+    if value not in names:
+        raise ValueError(f"expected one of {', '.join(names)}{nearest(str(value), names)}")
+    return LoadHint(value)
 
 
 def _expanded(value: object) -> Path:
@@ -187,6 +195,9 @@ class OwnExperiment(Experiment):
     """An experiment that a person wrote into the session file."""
 
     id: str = Field(pattern=_PLAIN_NAME, description="short name, used in the list and in the log")
+    load_hint: Annotated[LoadHint, BeforeValidator(_load_hint)] = Field(
+        default=LoadHint.ANY, description="at which load an effect is expected"
+    )
     disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
-from state.models import Disruption, JudgeRule, Policy, Workload
+from state.models import Disruption, Experiment, JudgeRule, Policy, Workload
 
 Sections = Mapping[str, Any]
+
+# What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
+RESERVED = ("adopted", "baseline", "close-out", "restore")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:
@@ -88,10 +91,21 @@ def _planner(planner: Any) -> Iterator[Problem]:
             yield Problem(("planner", "skip", index), f'"{name}" stands in planner.only as well')
 
 
+def _experiments(experiments: Sequence[Experiment]) -> Iterator[Problem]:
+    ids = [experiment.id for experiment in experiments]
+    for index, name in enumerate(ids):
+        path: KeyPath = ("experiments", index, "id")
+        if name in RESERVED:
+            yield Problem(path, f'"{name}" is a name that Ratchet uses itself; so are {", ".join(RESERVED)}')
+        elif name in ids[:index]:
+            yield Problem(path, f'"{name}" is the id of experiment {ids.index(name)} already')
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("workload",), _load_points),
     (("workload",), _requests),
     (("judge",), _blocks),
     (("policy", "judge"), _close_out),
     (("planner",), _planner),
+    (("experiments",), _experiments),
 )

@@ -92,7 +92,8 @@ def validation_problems(error: ValidationError, prefix: KeyPath, model: type[Bas
         # pydantic counts the items that were valid; a list long enough in the file is not too short.
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue
-        found.append(Problem(path, _worded(detail, path, model)))
+        _, written = _walk(path, model)
+        found.append(Problem(written, _worded(detail, path, model)))
     return found
 
 
@@ -104,7 +105,10 @@ def _worded(detail: ErrorDetails, path: KeyPath, model: type[BaseModel]) -> str:
         return missing_key(path, model)
     if kind == "value_error":
         return f"{detail['ctx']['error']}, got {got}"
-    if kind in ("model_type", "dict_type"):
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        members, _ = _walk(path, model)
+        return f"expected a table whose key kind is one of {', '.join(tag for m in members for tag in _tags(m))}"
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
         return f"expected a table, got {got}"
     if kind == "tuple_type":
         return f"expected a list, got {got}"
@@ -162,27 +166,46 @@ def keys_at(path: KeyPath, model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _table_at(path: KeyPath, model: type[BaseModel]) -> type[BaseModel] | None:
-    here: type[BaseModel] | None = model
+    tables, _ = _walk(path, model)
+    return tables[0] if tables else None
+
+
+def _walk(path: KeyPath, model: type[BaseModel]) -> tuple[list[type[BaseModel]], KeyPath]:
+    """The tables that may stand at a path, and the path as in the file: pydantic puts the chosen kind of table in."""
+    here: list[type[BaseModel]] = [model]
+    written: KeyPath = ()
     for part in path:
-        if here is not None and isinstance(part, str):
-            field = _keys(here).get(part)
-            here = _model_in(field.annotation) if field is not None else None
-    return here
+        chosen = [table for table in here if len(here) > 1 and part in _tags(table)]
+        if chosen:
+            here = chosen
+            continue
+        written = (*written, part)
+        if isinstance(part, str):
+            field = next((keys[part] for table in here if part in (keys := _keys(table))), None)
+            here = list(_models_in(field.annotation)) if field is not None else []
+    return here, written
+
+
+def _tags(model: type[BaseModel]) -> tuple[str, ...]:
+    """Values of the key `kind` that mean this table and no other."""
+    kind = model.model_fields.get("kind")
+    return get_args(kind.annotation) if kind is not None else ()
 
 
 def _keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {str(field.validation_alias or name): field for name, field in model.model_fields.items()}
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for found in map(_model_in, get_args(annotation)) if found is not None), None)
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _tables(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
     for key, field in _keys(model).items():
-        inner = _model_in(field.annotation)
+        inner = next(_models_in(field.annotation), None)
         if inner is not None:
             yield (*path, key)
             yield from _tables(inner, (*path, key))

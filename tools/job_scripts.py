@@ -175,12 +175,16 @@ def look_script(directory: str) -> str:
 
 
 def stop_script(directory: str, grace_s: float) -> str:
-    """Sh that ends the job: TERM, `grace_s`, KILL; prints its state, fails and names whoever is left.
+    """Sh that ends the job in `directory` and prints its state; fails and names whoever is left."""
+    return f"d={shlex.quote(directory)}\n{stop_body(grace_s)}"
+
+
+def stop_body(grace_s: float) -> str:
+    """Sh that ends the job whose directory is in `$d`: TERM, `grace_s`, KILL. It exits, so give it a subshell.
 
     Children get a second after their parent is gone. Processes of another boot are never touched.
     """
     return f"""
-d={shlex.quote(directory)}
 {STAT_SH}{LOOK_SH}{MEMBERS_SH}
 settle
 [ -d "$d/begun" ] || {{ say $phase; exit 0; }}

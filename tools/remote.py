@@ -155,7 +155,12 @@ class RemoteTarget:
         facts = await self._listener()
         if facts is None:
             return None
-        declared = await self._declare(facts)
+        try:
+            declared = await self._declare(facts)
+        except ServerError as error:
+            if self._is_foreign(facts):
+                raise self._foreign(facts) from error
+            raise
         return Serving(process=facts.process, key=self._launch_key(facts), spec=declared.spec)
 
     async def trouble(self) -> str | None:
@@ -176,12 +181,8 @@ class RemoteTarget:
         if (await jobs.look(self.host, self.root, key)).phase not in ("absent", "prepared"):
             return
         facts = await self._listener()
-        if facts is not None and self._launch_key(facts) is None and facts.process != self.adopted:
-            raise ForeignChange(
-                f"port {self.settings.port} is held by a process that is not ours",
-                where={"host": self.host.name, "process": facts.process.pid, "argv": " ".join(facts.argv)},
-                do="find out who started it; it was left alone",
-            )
+        if facts is not None and self._is_foreign(facts):
+            raise self._foreign(facts)
         adopted = self.adopted if self.adopted is not None and await self._lives(self.adopted) else None
         for operation in self._service().plan(await self.running_launches(), adopted, spec, key):
             await self.host.check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
@@ -294,7 +295,8 @@ class RemoteTarget:
         if self.settings.pid is not None and self.adopted is None:
             return await ask(self.host, ProcessFact(self.settings.pid))
         seen = await ask(self.host, ListenersFact(self.settings.port))
-        if not seen.observed:
+        hidden = any(not listener.pids for listener in seen.listeners)
+        if not seen.observed or hidden:
             raise HostError(
                 f"who listens on port {self.settings.port} cannot be observed",
                 where={"host": self.host.name, "user": self.machine.user if self.machine else ""},
@@ -373,6 +375,22 @@ class RemoteTarget:
         job = (facts.environ or {}).get("RATCHET_JOB", "").rstrip("/")
         folder, _, key = job.rpartition("/")
         return key if key and folder == f"{self.root}/jobs" else None
+
+    def _is_foreign(self, facts: ProcessFacts) -> bool:
+        return self._launch_key(facts) is None and facts.process != self.adopted
+
+    def _foreign(self, facts: ProcessFacts) -> ForeignChange:
+        """Without its arguments, which may hold a secret."""
+        return ForeignChange(
+            f"port {self.settings.port} is held by a process that is not ours",
+            where={
+                "host": self.host.name,
+                "process": facts.process.pid,
+                "user": facts.user,
+                "program": facts.exe or facts.name,
+            },
+            do="find out who started it; it was left alone",
+        )
 
     def _keyed(self, text: str) -> str:
         return hmac.new(self.hash_key, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:16]

@@ -14,10 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from agent.config import SessionConfig, load, seconds
+from agent.config_checks import RESERVED
 from agent.config_lines import KeyPath, line_of, locate
 from agent.config_schema import schema, schema_text
+from agent.evidence import BUILT_IN
 from state.errors import ConfigError
-from state.models import Budget, Disruption, Policy
+from state.models import Budget, Disruption, LoadHint, Policy
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "config"
@@ -47,6 +49,15 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(config.policy.budget, Budget)
     assert config.policy.budget.time_s == 5400
     assert config.planner.only == ("threads",)
+    first, second = config.experiments
+    assert [str(change) for change in first.changes] == [
+        "--threads 2",
+        "--no-mmap",
+        "without --mlock",
+        "OMP_PROC_BIND=close",
+    ]
+    assert (first.load_hint, first.disruption) == (LoadHint.HIGH, Disruption.RESTART)
+    assert second.source.kind == "person"
 
 
 def test_a_full_file_mentions_every_section_and_key() -> None:
@@ -77,7 +88,7 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "contradictions"])
+@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "contradictions"])
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:
@@ -86,6 +97,10 @@ def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: st
     lines = [int(text.removeprefix("line ")) for text in said]
     assert lines == sorted(lines)
     assert len(lines) == path.read_text().count("# expect: line ")
+
+
+def test_no_experiment_of_a_person_can_be_taken_for_one_of_the_loop() -> None:
+    assert set(RESERVED) >= BUILT_IN
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:

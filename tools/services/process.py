@@ -15,6 +15,8 @@ from state.models import LaunchSpec, ProcessId
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJob
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
+"""Variables that bash or dash refuse to have set, or set themselves."""
 ULIMITS = {
     "nofile": "n", "core": "c", "data": "d", "fsize": "f", "stack": "s", "as": "v", "cpu": "t", "memlock": "l",
 }  # fmt: skip
@@ -45,18 +47,19 @@ class BareProcess:
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`."""
         environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
-        plain = {name: value for name, value in sorted(environ.items()) if VARIABLE.fullmatch(name)}
-        # A shell drops names that it cannot hold, such as bash's exported functions: env(1) carries those.
-        odd = [f"{name}={value}" for name, value in sorted(environ.items()) if name not in plain]
+        plain = {name: value for name, value in sorted(environ.items()) if _shell_holds(name)}
+        odd = {name: value for name, value in sorted(environ.items()) if name not in plain}
+        words = [revealed(word, secrets) for word in desired.argv]
         lines = [
             '[ "$RATCHET_CLEAN" = yes ] || '
             'exec env -i RATCHET_CLEAN=yes RATCHET_JOB="$RATCHET_JOB" /bin/sh "$RATCHET_JOB/run.sh"',
             f"cd {shlex.quote(desired.cwd)} || exit 126",
             *_ulimits(desired),
+            "ratchet_env=$(command -v env)",
             "unset RATCHET_CLEAN PWD OLDPWD",
             f"export RATCHET_LAUNCH={shlex.quote(key)}",
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
-            f"exec {shlex.join([*(['env', *odd] if odd else []), *(revealed(word, secrets) for word in desired.argv)])}",
+            f"exec {_carried(odd)}{shlex.join(words)}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -72,6 +75,21 @@ def revealed(text: str, secrets: dict[str, str]) -> str:
             do="start the original server by hand; its environment cannot be rebuilt from here",
         )
     return secrets[text]
+
+
+def _shell_holds(name: str) -> bool:
+    return VARIABLE.fullmatch(name) is not None and name not in SHELLS_OWN
+
+
+def _carried(odd: dict[str, str]) -> str:
+    """The start of a command line that brings in by env(1) what a shell would drop, such as bash's exported functions.
+
+    Not for all variables: for an instant its arguments can be seen by every user of the host.
+    """
+    if not odd:
+        return ""
+    pairs = shlex.join(f"{name}={value}" for name, value in odd.items())
+    return f'"$ratchet_env" {pairs} '
 
 
 def _ulimits(desired: LaunchSpec) -> Iterator[str]:

@@ -1,0 +1,101 @@
+"""The script with which the host's watcher puts known-good back: rendered from the operations that the agent runs.
+
+Pure text; nothing is run here. The script looks first: a server that is neither ours nor the adopted one is left
+alone (exit 11), a known-good that serves and generates is left alone (exit 10). Else it stops what we started, begins
+known-good and proves it by a real generation (exit 0); any other exit means that it could not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from pydantic import Field
+
+from state.models import Frozen, ProcessId
+from tools.job_scripts import start_script
+from tools.jobs import STARTED_WITHIN_S, job_dir
+from tools.procfs import STAT_SH
+from tools.servers.base import HttpRequest
+from tools.servers.probe import probe_source
+from tools.services.base import Operation
+
+ALREADY, FOREIGN = 10, 11
+
+
+class Restore(Frozen):
+    """What has to serve again, and how that is brought about and proven."""
+
+    root: str
+    port: int
+    key: str = Field(description="of the launch that the script begins")
+    fingerprint: str = Field(description="of known-good, as launches carry it in RATCHET_SPEC")
+    adopted: ProcessId | None
+    adopted_is_good: bool = Field(description="whether known-good is what the adopted process runs")
+    launch_script: str
+    operations: tuple[Operation, ...]
+    python: str
+    generate: HttpRequest
+    deadline_s: float
+
+    def render(self) -> str:
+        """The whole script, POSIX sh."""
+        size = len(self.launch_script.encode("utf-8", "surrogateescape"))
+        begin = start_script(job_dir(self.root, self.key), "", size, STARTED_WITHIN_S)
+        steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
+        return f"""
+{STAT_SH}{self._who_serves()}{self._generates()}
+if [ -n "$good" ] && generates 3; then echo "known-good serves as process $good and generates"; exit {ALREADY}; fi
+{steps}
+printf %s {shlex.quote(self.launch_script)} | ( {begin} ) || exit 1
+generates {max(1, int(self.deadline_s))} || {{ echo "known-good was started but does not generate"; exit 1; }}
+echo "known-good serves as launch {self.key} and generates"
+"""
+
+    def _who_serves(self) -> str:
+        """Sets `good` to the process on the port if that is known-good; exits FOREIGN for somebody else's."""
+        adopted, is_good = "false", ":"
+        if self.adopted is not None:
+            one = self.adopted
+            adopted = (
+                f'[ "$pid $boot" = {shlex.quote(f"{one.pid} {one.boot_id}")} ] && lives {one.pid} {one.start_ticks}'
+            )
+            is_good = "good=$pid" if self.adopted_is_good else ":"
+        return f"""
+inodes=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ mine _ state _ _ _ _ _ inode _; do
+  case "$mine $state" in *:{self.port:04X}" 0A") echo "$inode" ;; esac; done)
+good=
+for inode in $inodes; do
+  holders=$(LC_ALL=C ls -l /proc/[0-9]*/fd 2>/dev/null |
+    grep -e '^/proc/[0-9]*/fd:' -e "socket:\\[$inode\\]" | grep -B 1 -e "socket:\\[$inode\\]" |
+    sed -n 's|^/proc/\\([0-9]*\\)/fd:.*|\\1|p')
+  for pid in $holders; do
+    marks=$(tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null | grep -e '^RATCHET_JOB=' -e '^RATCHET_SPEC=')
+    case "$marks" in
+      *RATCHET_JOB={shlex.quote(self.root + "/jobs/")}*)
+        case "$marks" in *RATCHET_SPEC={self.fingerprint}*) good=$pid ;; esac ;;
+      *)
+        if {adopted}; then {is_good}
+        else echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}
+        fi ;;
+    esac
+  done
+done
+"""
+
+    def _generates(self) -> str:
+        """`generates SECONDS`: true as soon as a real completion with a token came back."""
+        asked = json.dumps([self.generate.model_dump()])
+        probe = shlex.join([self.python, "-c", probe_source(), f"{self.generate.timeout_s:g}"])
+        return f"""
+generates() {{
+  read -r began _ </proc/uptime
+  while :; do
+    answer=$(printf %s {shlex.quote(asked)} | {probe} 2>&1)
+    case "$answer" in *completion_tokens???[1-9]* | *completion_tokens????[1-9]*) return 0 ;; esac
+    read -r up _ </proc/uptime
+    [ $((${{up%.*}} - ${{began%.*}})) -ge "$1" ] && {{ echo "last answer: $answer" | tail -c 400; return 1; }}
+    nap
+  done
+}}
+"""
