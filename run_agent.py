@@ -93,8 +93,9 @@ def status(session: SessionId = None, db: Db = None, as_json: Json = False) -> N
         from agent.live import todo_table
 
         console = Console()
-        console.print(f"[bold]{found['target']}[/bold] session {found['session']}: {found['status']} {found['reason']}")
-        console.print(f"{found['headline']}")
+        head = f"{found['target']} session {found['session']}: {found['status']} {found['reason']}"
+        console.print(head, style="bold", markup=False, highlight=False)
+        console.print(found["headline"], markup=False, highlight=False)
         console.print(
             f"{found['active_s'] / 60:.1f} of {found['budget_s'] / 60:.0f} min, {found['experiments_judged']} judged, "
             f"{found['restarts']} restarts, {found['downtime_s']:.0f} s of downtime"
@@ -229,6 +230,7 @@ def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:
         _print_json(diagnosis.model_dump(mode="json"))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -237,13 +239,13 @@ def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:
     for name in ("check", "", "found", "what you can do"):
         checks.add_column(name, overflow="fold")
     for check in diagnosis.checks:
-        checks.add_row(check.name, marks[check.status], check.text, check.do)
+        checks.add_row(check.name, marks[check.status], escape(check.text), escape(check.do))
     console.print(checks)
     plan = Table(box=None, padding=(0, 1), title="plan, least disruptive first", title_justify="left")
     for name in ("experiment", "disruption", "hoped", "would be"):
         plan.add_column(name, overflow="fold")
     for item in diagnosis.plan:
-        plan.add_row(item.title, item.disruption, f"{item.expected_gain:+.0%}", item.verdict)
+        plan.add_row(escape(item.title), item.disruption, f"{item.expected_gain:+.0%}", escape(item.verdict))
     if diagnosis.plan:
         console.print(plan)
         console.print(f"at most about {diagnosis.estimate_s / 60:.0f} min, less when experiments end early")

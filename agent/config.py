@@ -156,14 +156,6 @@ class ServerSection(Frozen):
         return parts.port or (443 if parts.scheme == "https" else 80)
 
 
-class LaunchSection(Frozen):
-    """How to start the server; used only when it is found stopped."""
-
-    argv: tuple[str, ...] = Field(min_length=1, description="program and arguments, one item each; no shell reads it")
-    cwd: str = Field(default="/", pattern="^/", description="absolute working directory on the host")
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the server")
-
-
 class BudgetSection(Budget):
     """Ceilings of one session; the restore alone is exempt from them."""
 
@@ -202,26 +194,18 @@ class OwnExperiment(Experiment):
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
 
 
-class LogSection(Frozen):
-    """What is written while a session runs, besides the store."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level written")
-
-
 class SessionConfig(Frozen):
     """The whole session file."""
 
     seed: int = Field(default=1, ge=0, description="where the benchmark's random prompts start from")
     target: TargetSection = Field(description="the host, and how to reach it")
     server: ServerSection = Field(default=ServerSection(), description="the one server that may be restarted")
-    launch: LaunchSection | None = Field(default=None, description="how to start a server that is found stopped")
     workload: Workload = Field(description="how the server is measured: load points, objective and guards")
     policy: PolicySection = Field(default=PolicySection(), description="what the agent may do to the target")
     judge: JudgeRule = Field(default=JudgeRule(), description="how much evidence a keep needs")
     validity: ValidityRule = Field(default=ValidityRule(), description="when a measurement counts")
     planner: PlannerSection = Field(default=PlannerSection(), description="where the experiments come from")
     experiments: tuple[OwnExperiment, ...] = Field(default=(), description="a person's own ideas, tried like any other")
-    log: LogSection = Field(default=LogSection(), description="what is written while the session runs")
 
     @cached_property
     def canonical(self) -> str:
@@ -265,7 +249,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        do = "write one with `ratchet init HOST`, or give the right path"
+        do = "give the right path; docs/how-to/own-server.md shows how to write one"
         raise ConfigError(f"there is no session file {path}", do=do) from None
     except UnicodeDecodeError as error:
         what = f"{path} is not UTF-8: byte {error.start} cannot be read; nothing was touched"

@@ -18,6 +18,7 @@ from state.models import (
     TrialStatus,
 )
 from state.store import Store
+from tools.diagnose import Action
 
 CLOSE_OUT = "close-out"
 BASELINE = "baseline"
@@ -25,7 +26,7 @@ RESTORE = "restore"
 ABANDONED = "abandoned"
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE})
 
-RETRY_ONCE = frozenset({"RETRY1", "CLEAN+RETRY1"})
+RETRY_ONCE = frozenset({Action.RETRY_ONCE.value, Action.CLEAN_AND_RETRY_ONCE.value})
 
 
 def comparison_of(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Comparison:
@@ -58,6 +59,13 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
             if (value := log_tok_s(m)) is not None
         ),
         start_failure=None if failure is None or row.candidate == row.parent else _failure_text(failure),
+        failed_launches=tuple(
+            trial.id
+            for trial in trials.values()
+            if trial.experiment_id == experiment_id
+            and trial.fingerprint == row.candidate
+            and trial.status is TrialStatus.FAILED
+        ),
         observation=not row.experiment.changes and not closing,
         close_out=closing,
     )

@@ -67,6 +67,7 @@ class Comparison(Frozen):
     record: tuple[Measurement, ...] = ()
     groups: tuple[tuple[str, str, float], ...] = ()
     start_failure: str | None = None
+    failed_launches: tuple[str, ...] = ()
     observation: bool = False
     close_out: bool = False
 
@@ -245,20 +246,22 @@ def _harm(comparison: Comparison, points: dict[str, Effect]) -> str | None:
 
 
 def _slo_broken(comparison: Comparison) -> str | None:
+    """A ceiling that the candidate's median run is above; one that the baseline broke already is no fresh harm."""
     guards = comparison.workload.guards
     for limit, field in ((guards.ttft_p90_ms, "ttft_ms"), (guards.tpot_p90_ms, "tpot_ms")):
         if limit is None:
             continue
         for point in comparison.workload.load_points:
-            seen = [
-                getattr(m.metrics, field).p90
-                for m in comparison.own
-                if m.arm is Arm.CANDIDATE and m.load_point == point.name and log_tok_s(m) is not None and m.metrics
-            ]
-            values = [value for value in seen if value is not None]
-            if values and float(np.median(values)) > limit:
-                return f"{point.name}: {field[:4]} p90 {np.median(values):.0f} ms is above {limit:.0f} ms"
+            candidate = _p90_ms(_runs(comparison.own, Arm.CANDIDATE, point.name), field)
+            baseline = _p90_ms(_baseline_runs(comparison, point.name), field)
+            if candidate is not None and candidate > max(limit, baseline or 0.0):
+                return f"{point.name}: {field[:4]} p90 {candidate:.0f} ms is above {limit:.0f} ms"
     return None
+
+
+def _p90_ms(runs: Sequence[Measurement], field: str) -> float | None:
+    values = [p90 for m in runs if m.metrics and (p90 := getattr(m.metrics, field).p90) is not None]
+    return float(np.median(values)) if values else None
 
 
 def effect_at(comparison: Comparison, point: str, confidence: float = REPORT_CONFIDENCE) -> Effect | None:
@@ -328,7 +331,7 @@ def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
         reason=reason,
         objective=objective_effect(comparison),
         points=points,
-        evidence=tuple(evidence),
+        evidence=(*comparison.failed_launches, *evidence),
         rule=rule,
     )
 

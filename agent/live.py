@@ -171,7 +171,7 @@ def todo_table(store: Store, session_id: str, limit: int | None = None) -> Table
         effect = verdict.objective.percent if verdict is not None and verdict.objective is not None else ""
         outcome = verdict.outcome.value if verdict is not None else todo.status.value
         bold = "bold green" if verdict is not None and verdict.outcome is Outcome.BETTER else style
-        table.add_row(mark, todo.experiment.title, f"{todo.priority:.2f}", outcome, effect, style=bold)
+        table.add_row(mark, Text(todo.experiment.title), f"{todo.priority:.2f}", outcome, Text(effect), style=bold)
     if len(shown) < len(todos):
         table.add_row("", f"… and {len(todos) - len(shown)} more", "", "", "", style="dim")
     return table
@@ -194,7 +194,7 @@ def decision_table(log: list[dict[str, Any]]) -> Table:
     for entry in log:
         style = COLOURS.get(DecisionKind(entry["kind"]), "")
         evidence = ", ".join(item["id"] for item in entry["evidence"])
-        table.add_row(
-            entry["id"], entry["at"][11:19], entry["kind"], entry["what"], entry["reason"], evidence, style=style
-        )
+        # As Text, because a quoted log line may hold what rich would take for markup.
+        what, reason = Text(entry["what"]), Text(entry["reason"])
+        table.add_row(entry["id"], entry["at"][11:19], entry["kind"], what, reason, evidence, style=style)
     return table

@@ -96,12 +96,13 @@ class Nodes:
             return {"next": "apply"}
         known_good = self._role(Role.KNOWN_GOOD)
         trial = position.trial
-        if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != known_good:
+        if trial is None:
+            return self._heal("nothing serves on the port")
+        if trial.status is not TrialStatus.READY or trial.fingerprint != known_good:
             return {"next": "heal"}
         trouble = await self.target.trouble()
         if trouble is not None:
-            self.hands.write(ev.Noted(text=f"the server does not generate: {trouble}", subject=trial.id))
-            return {"next": "heal"}
+            return self._heal(f"{trial.id} does not generate: {trouble}")
         if not self.store.todos(self.session_id):
             return {"next": "plan"}
         return {"next": "choose"}
@@ -345,6 +346,18 @@ class Nodes:
         void = hopelessly_void(comparison.own, self.config.validity)
         outcome = Outcome.INVALID if void is not None else Outcome.INCONCLUSIVE
         return close_verdict(comparison, outcome, void or self._out_of_time(comparison) or "ended early")
+
+    def _heal(self, reason: str) -> LoopState:
+        """Known-good died or hangs although nothing of ours was to replace it."""
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.HEAL,
+            subject=self.session_id,
+            what="start known-good again",
+            reason=reason,
+        )
+        self.hands.write(ev.DecisionMade(decision=decision))
+        return {"next": "heal"}
 
     def _ids(self) -> Ids:
         session = self.store.session(self.session_id)

@@ -91,7 +91,7 @@ async def _drive(
             code = await Runner(store, session_id, target, config, planner, lines).run()
     finally:
         report.write_text(markdown(store, session_id))
-    console.print(headline(store, session_id), style="bold", highlight=False)
+    console.print(headline(store, session_id), style="bold", highlight=False, markup=False)
     console.print(f"report: {report}", f"log: ratchet replay --db {store.path}", sep="    ", soft_wrap=True)
     if code == 4:
         console.print(f"go on with: {again or f'ratchet resume --db {store.path}'}", soft_wrap=True)

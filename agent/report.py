@@ -37,7 +37,8 @@ def headline(store: Store, session_id: str) -> str:
         return "The final comparison did not confirm the kept changes, so the original configuration serves."
     if row.status is SessionStatus.DONE:
         return "Nothing better was found; the original configuration serves."
-    return f"The session is {row.status.value}: {row.reason or 'under way'}."
+    why = row.reason.splitlines()[0] if row.reason else "under way"
+    return f"Session {row.status.value}: {why}."
 
 
 def _head(store: Store, row: SessionRow) -> Iterator[str]:
@@ -45,6 +46,8 @@ def _head(store: Store, row: SessionRow) -> Iterator[str]:
     yield ""
     yield f"**{headline(store, row.id)}**"
     yield ""
+    if "\n" in row.reason:
+        yield from ("```text", row.reason, "```", "")
     ended = iso(row.ended_at) if row.ended_at is not None else "not ended"
     yield f"- session `{row.id}`, {row.status.value}, {iso(row.started_at)} to {ended}"
     adoption = row.adoption
@@ -71,7 +74,9 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
         yield ""
         yield from (f"- `{line}` (now ≠ before)" for line in now.differences(was))
     yield ""
-    yield "Serving now, and the way back (run in a shell on the host, after stopping the other one):"
+    proven = row.status not in (SessionStatus.NEEDS_HUMAN, SessionStatus.REFUSED)
+    first = "Serving now" if proven else "What should serve (not proven, see above)"
+    yield f"{first}, and the way back (in a shell on the host, after stopping the other one; without hidden variables):"
     yield ""
     yield "```sh"
     yield f"# now\n{command(now)}"

@@ -225,6 +225,7 @@ class Runner:
         fingerprint = self.store.role(self.session_id, role)
         assert fingerprint is not None, "roles are set when a session opens"
         self.hands.write(ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner")))
+        await self.hands.abandon_runs()
         trial = await self._known_good(fingerprint)
         what = f"the {role.value} configuration serves"
         decision = self.store.decide(

@@ -20,7 +20,7 @@ def summary(store: Store, session_id: str) -> dict[str, Any]:
         "session": row.id,
         "target": row.target,
         "status": row.status.value,
-        "reason": row.reason.splitlines()[0] if row.reason else "",
+        "reason": row.reason,
         "exit_code": row.exit_code,
         "agent_pid": row.agent_pid,
         "headline": headline(store, session_id),

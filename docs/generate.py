@@ -43,9 +43,9 @@ file is stored with the session, so `resume` and `restore` need no file and igno
 `agent/session.schema.json` is the same as a JSON schema, for editors that complete and check TOML. A small example is
 in [the guide to your own server](../how-to/own-server.md). In TOML, leave out a key to get what is called None here.
 
-**Accepted but without effect today:** the sections `[launch]` (a server found stopped is refused with exit code 3) and
-`[log]`, and the levels `patch` and `host` of `policy.max_disruption` (no experiment needs them yet). Changes of kind
-`hot` are refused and their experiment is blocked, since llama.cpp's server has no live API for its settings.
+**Accepted but without effect today:** the levels `patch` and `host` of `policy.max_disruption` (no experiment needs
+them yet). Changes of kind `hot` are refused and their experiment is blocked, since llama.cpp's server has no live API
+for its settings. A server that is found stopped is refused with exit code 3.
 """
 
 

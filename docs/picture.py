@@ -11,7 +11,6 @@ import io
 import re
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from agent.live import LivePicture, story
@@ -21,7 +20,7 @@ from state.store import Store
 
 IMAGE = Path(__file__).resolve().parent / "img" / "session.svg"
 WIDTH = 118
-FONT_FACES = re.compile(r"\s*@font-face \{\{.*?\}\}", re.DOTALL)
+FONT_FACES = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
 def draw(database: Path, events: int) -> str:
@@ -37,8 +36,7 @@ def draw(database: Path, events: int) -> str:
             for event in told(store, session.id)[-events:]:
                 picture.happened(event)
         console.print(headline(store, session.id), style="bold", highlight=False)
-    plain = FONT_FACES.sub("", CONSOLE_SVG_FORMAT)
-    return console.export_svg(title="ratchet", code_format=plain, unique_id="session")
+    return FONT_FACES.sub("", console.export_svg(title="ratchet", unique_id="session"))
 
 
 def told(store: Store, session_id: str) -> list[ev.Event]:

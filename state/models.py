@@ -446,7 +446,6 @@ class DecisionKind(StrEnum):
     SKIP = "skip"
     VOID = "void"
     HEAL = "heal"
-    PIVOT = "pivot"
     CLOSE_OUT = "close-out"
     RESTORE = "restore"
     INTERRUPTED = "interrupted"

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets as randomness
 import shlex
 import time
@@ -22,7 +23,7 @@ from state.errors import CommandFailed, ForeignChange, HostError, ServerError, S
 from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
 from tools import jobs
 from tools.benches import builtin
-from tools.diagnose import diagnose
+from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
     GpuFact,
@@ -122,7 +123,8 @@ class RemoteTarget:
             self.secrets |= declared.secrets
             await self.host.put(f"{self.root}/secrets.json", json.dumps(self.secrets).encode())
         self.adopted = facts.process
-        obstacles = _obstacles(facts, machine)
+        cgroups = [(await self.host.run(f"cat /proc/{of}/cgroup")).text for of in (facts.process.pid, "self")]
+        obstacles = _obstacles(facts, machine, *map(manager_of, cgroups))
         return Adoption(
             process=facts.process,
             spec=declared.spec,
@@ -208,7 +210,7 @@ class RemoteTarget:
             if time.monotonic() > deadline:
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
                 tail = "\n".join((await self._log(key)).splitlines()[-20:])
-                return Failure(failure_class="hang", cause=cause, tail=tail, action="RETRY1")
+                return Failure(failure_class=FailureClass.HANG, cause=cause, tail=tail, action=Action.RETRY_ONCE)
             await asyncio.sleep(READY_POLL_S)
 
     async def running_launches(self) -> tuple[str, ...]:
@@ -424,14 +426,28 @@ class RemoteTarget:
         return f"{machine.cores} × {machine.cpu_model}, {machine.mem_total_mb / 1024:.0f} GiB, {names}"
 
 
-def _obstacles(facts: ProcessFacts, machine: Machine) -> tuple[str, ...]:
-    """Why the process could not be started again as it is."""
+def _obstacles(facts: ProcessFacts, machine: Machine, manager: str | None, login: str | None) -> tuple[str, ...]:
+    """Why the process could not be started again as it is; a login inside the same container is no obstacle."""
     found = []
     if facts.has_tty:
         found.append("it is attached to a terminal")
     if facts.user != machine.user:
         found.append(f"it runs as {facts.user}, the login is {machine.user}")
+    if manager is not None and manager != login:
+        found.append(f"it belongs to {manager}, which would start it again by itself; only bare processes are handled")
     return tuple(found)
+
+
+def manager_of(cgroup: str) -> str | None:
+    """The unit or container that /proc/PID/cgroup names, None for a login's own process.
+
+    What was started through SSH may lie in the SSH server's unit or in the user's manager: neither restarts it.
+    """
+    for part in re.findall(r"[^/\n:]+", cgroup):
+        if part.endswith(".service") and not re.match(r"(ssh|sshd|sshd@.*|ssh@.*|user@\d+)\.service$", part):
+            return f"the unit {part}"
+    container = re.search(r"(docker|libpod|crio|containerd)[-/]([0-9a-f]{12})", cgroup)
+    return f"the container {container[2]}" if container else None
 
 
 def _clock_ticks() -> int:

@@ -29,6 +29,7 @@ from state.models import (
     Telemetry,
     digest,
 )
+from tools.diagnose import Action
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
 
 BOOT = "simulated-boot"
@@ -141,12 +142,14 @@ class SimulatedTarget:
         world = self._load()
         server = world["server"]
         if server is None or server["key"] != key:
-            return Failure(failure_class="vanished", cause=f"launch {key} is not running", action="RETRY1")
+            return Failure(failure_class="vanished", cause=f"launch {key} is not running", action=Action.RETRY_ONCE)
         refused = self._refusal(LaunchSpec.model_validate(server["spec"]))
         if refused is not None:
             world["server"]["state"] = "failed"
             self._save(world)
-            return Failure(failure_class="config-invalid", cause=refused, exit_code=1, tail=refused, action="REJECT")
+            return Failure(
+                failure_class="config-invalid", cause=refused, exit_code=1, tail=refused, action=Action.REJECT
+            )
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT)
         return Ready(process=process, load_s=self.scenario.launch_s)
 

@@ -41,8 +41,6 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert config.target.identity_file == Path("/home/someone/.ssh/id_ratchet")
     assert config.server.url == "http://127.0.0.1:8080"
     assert config.server.port == 8080
-    assert config.launch is not None
-    assert config.launch.env == {"OMP_WAIT_POLICY": "passive"}
     assert config.workload.point("busy").prompt == "repetitive"
     assert config.policy.max_disruption is Disruption.RESTART
     assert isinstance(config.policy, Policy)
@@ -64,7 +62,7 @@ def test_a_full_file_mentions_every_section_and_key() -> None:
     raw = tomllib.loads((DATA / "full.toml").read_text())
     published = schema(SessionConfig)
     assert set(raw) == set(published["properties"])
-    for name in ("target", "server", "launch", "planner", "log"):
+    for name in ("target", "server", "planner"):
         assert set(raw[name]) == set(published["$defs"][f"{name.title()}Section"]["properties"])
 
 
@@ -72,7 +70,6 @@ def test_the_least_file_gets_the_defaults() -> None:
     config = load(DATA / "least.toml")
     assert config.server.url == "http://127.0.0.1:8102"
     assert config.policy.budget.time_s == 8 * 3600
-    assert config.launch is None
     assert config.seed == 1
 
 
@@ -106,7 +103,7 @@ def test_no_experiment_of_a_person_can_be_taken_for_one_of_the_loop() -> None:
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no session file") as caught:
         load(tmp_path / "none.toml")
-    assert "ratchet init" in caught.value.do
+    assert "own-server.md" in caught.value.do
 
 
 def test_a_folder_is_not_a_session_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,9 +136,20 @@ class Rig:
 
     # --- what an operator does -----------------------------------------------------------------------------
 
-    def start_server(self, *flags: str, program: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> int:
-        """Start the server detached, without a terminal, and wait until it listens; its pid."""
-        words = [*(program or self.program), "--model", str(self.model), "--port", str(self.port)]
+    def generates(self) -> bool:
+        """Whether a request made here, not by Ratchet, is answered with a token."""
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 1}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {CANARY}-key"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return bool(json.load(answer)["usage"]["completion_tokens"] == 1)
+
+    def start_server(
+        self, *flags: str, program: tuple[str, ...] = (), port: int | None = None, stdin: str = "/dev/null"
+    ) -> int:
+        """Start the server detached, by default without a terminal, and wait until it listens; its pid."""
+        port = port or self.port
+        words = [*(program or self.program), "--model", str(self.model), "--port", str(port)]
         words += ["--api-key", f"{CANARY}-key", *(flags or MODEST.split())]
         environ = {
             "PATH": os.environ["PATH"],
@@ -145,14 +157,13 @@ class Rig:
             "WITNESS": str(self.folder / "starts"),
             "SECRET_CANARY": f"{CANARY}-env",
             "ODD.NAME": "held by no shell",
-        } | dict(env or {})
-        detach = 'setsid "$@" </dev/null >>server.log 2>&1 & echo $!'
-        started = subprocess.run(
-            ["/bin/sh", "-c", detach, "sh", *words], cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True
-        )
+        }
+        detach = 'tty=$1; shift; setsid "$@" <"$tty" >>server.log 2>&1 & echo $!'
+        command = ["/bin/sh", "-c", detach, "sh", stdin, *words]
+        started = subprocess.run(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True)
         pid = int(started.stdout)
-        self.until(lambda: self.listener() == pid or start_ticks(pid) is None)
-        assert self.listener() == pid, (self.folder / "server.log").read_text()
+        self.until(lambda: self.listener(port) == pid or start_ticks(pid) is None)
+        assert self.listener(port) == pid, (self.folder / "server.log").read_text()
         return pid
 
     def write_session(self, more: str = "", **fields: object) -> Path:
@@ -206,10 +217,11 @@ class Rig:
         path = self.folder / "runs"
         return [Path(line).name for line in path.read_text().splitlines()] if path.exists() else []
 
-    def listener(self) -> int | None:
-        """Who listens on the server's port."""
+    def listener(self, port: int | None = None) -> int | None:
+        """Who listens on a port, by default the server's."""
+        wanted = f":{port or self.port:04X}"
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{self.port:04X}") and row[3] == "0A"}
+        sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
         for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
             with contextlib.suppress(OSError):
                 if os.readlink(link) in sockets:

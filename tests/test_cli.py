@@ -1,0 +1,316 @@
+"""The command line as a person or a script meets it: help, JSON, exit codes, and what a reading command loads."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+
+import run_agent
+from state.store import Store
+from tests.agent.sessions import finished
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = sorted(typer.main.get_group(run_agent.app).commands)
+READING = ("status", "sessions", "replay", "report", "stop")
+WITH_JSON = ("status", "sessions", "replay", "doctor")
+HEAVY = ("langgraph", "openai", "asyncssh")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("improved"))
+
+
+@pytest.fixture
+def own(database: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copy2(database, tmp_path / "state.db"))
+
+
+class Ended(NamedTuple):
+    """How a command ended, in this process or in one of its own."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def variables(**more: str) -> dict[str, str]:
+    """An environment that names no database and has no home of its own."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**kept, "HOME": "/nonexistent", "XDG_STATE_HOME": "/nonexistent", "COLUMNS": "200", **more}
+
+
+def process(*words: str | Path, cwd: Path = ROOT) -> Ended:
+    """Run the command line as a shell would."""
+    command = [sys.executable, str(ROOT / "run_agent.py"), *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=variables(), capture_output=True, text=True, timeout=60)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def ratchet(*words: str | Path, cwd: Path = ROOT, **more: str) -> Ended:
+    """Run the command line in this process, which spares the start of an interpreter; whatever escapes, escapes."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["run_agent.py", *map(str, words)])
+        for name in set(os.environ) - set(variables()):
+            patch.delenv(name)
+        for name, value in variables(**more).items():
+            patch.setenv(name, value)
+        patch.chdir(cwd)
+        try:
+            run_agent.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def refused(done: Ended, code: int) -> str:
+    """What was said on stderr by a command that ended with `code`, as a message for a person."""
+    assert done.code == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("ratchet: ")
+    assert "what you can do: " in done.stderr
+    return done.stderr
+
+
+def told(*words: str | Path) -> Any:
+    """The JSON of a reading command."""
+    done = ratchet(*words, "--json")
+    assert (done.code, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+# --- help ---
+
+
+def test_the_overview_names_every_command() -> None:
+    done = process("--help")
+    assert done.code == 0
+    assert all(f" {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_every_option_has_a_help_text(name: str) -> None:
+    done = ratchet(name, "--help")
+    command = typer.main.get_group(run_agent.app).commands[name]
+    assert done.code == 0
+    assert command.help and command.help.split(":")[0].split(",")[0] in done.stdout
+    assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == []
+    assert ("--json" in done.stdout) == (name in WITH_JSON)
+
+
+def test_no_command_shows_the_help() -> None:
+    done = ratchet()
+    assert "Usage:" in done.stdout + done.stderr
+    assert done.code == 2
+
+
+# --- what reading commands tell ---
+
+
+def test_a_shell_gets_what_this_process_gets(database: Path, tmp_path: Path) -> None:
+    wrong = ROOT / "tests" / "data" / "config" / "wrong_keys.toml"
+    for words in (("status", "--json", "--db", database), ("doctor", wrong), ("replay", "--db", tmp_path / "none.db")):
+        assert process(*words) == ratchet(*words)
+
+
+def test_status_as_json_and_as_text(database: Path) -> None:
+    found = told("status", "--db", database)
+    assert (found["target"], found["status"], found["exit_code"]) == ("sim", "done", 0)
+    done = ratchet("status", "--db", database)
+    assert done.code == 0
+    assert found["headline"] in done.stdout
+    assert all(todo["title"] in done.stdout for todo in found["todos"])
+
+
+def test_sessions_as_json_and_as_text(database: Path) -> None:
+    (found,) = told("sessions", "--db", database)
+    assert found["ended"] is not None
+    (line,) = ratchet("sessions", "--db", database).stdout.splitlines()
+    assert all(text in line for text in (found["session"], "sim", "done", found["headline"]))
+
+
+def test_replay_as_json_and_as_text(database: Path) -> None:
+    log = told("replay", "--db", database)
+    assert [entry["id"] for entry in log] == [f"D{n + 1}" for n in range(len(log))]
+    done = ratchet("replay", "--db", database)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith(" D")] == [e["id"] for e in log]
+
+
+def test_the_report_goes_to_the_screen_or_to_a_file(database: Path, tmp_path: Path) -> None:
+    shown = ratchet("report", "--db", database)
+    written = ratchet("report", "--db", database, "--output", tmp_path / "report.md")
+    assert (shown.code, written.code) == (0, 0)
+    assert shown.stdout.startswith("# Tuning report: sim\n")
+    assert (tmp_path / "report.md").read_text() == shown.stdout
+
+
+def test_sqlite_alone_tells_the_story_of_replay(database: Path) -> None:
+    log = told("replay", "--db", database)
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    rows = connection.execute("SELECT story FROM v_timeline WHERE kind = 'decision-made' ORDER BY seq").fetchall()
+    decisions = connection.execute("SELECT id, kind, what, reason FROM v_decisions").fetchall()
+    connection.close()
+    assert [row[0] for row in rows] == [f"{e['id']} {e['kind']} {e['what']} because {e['reason']}" for e in log]
+    assert decisions == [(e["id"], e["kind"], e["what"], e["reason"]) for e in log]
+
+
+def test_a_session_is_found_by_its_id_and_a_database_by_its_folder_or_variable(database: Path) -> None:
+    session = told("sessions", "--db", database.parent)[0]["session"]
+    assert told("status", session, "--db", database)["session"] == session
+    done = ratchet("status", "--json", RATCHET_STATE=str(database))
+    assert json.loads(done.stdout)["session"] == session
+
+
+def test_stop_leaves_a_session_that_is_over_alone(database: Path) -> None:
+    done = ratchet("stop", "--db", database)
+    assert done.code == 0
+    assert "is not running: done" in done.stdout
+    assert not (database.parent / "inbox").exists()
+
+
+def test_reading_loads_nothing_heavy(database: Path) -> None:
+    """In one fresh interpreter, one command after another: what one loads stays loaded."""
+    program = f"""
+import sys, run_agent
+for name in {READING!r}:
+    sys.argv = ["ratchet", name, "--db", {str(database)!r}]
+    try:
+        run_agent.main()
+    except SystemExit as ended:
+        assert not ended.code, (name, ended.code)
+    loaded = set(sys.modules) & set({HEAVY!r})
+    assert not loaded, (name, loaded)
+print("all", len({READING!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"all {len(READING)}"
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("start",), ("start", "--dry-run")])
+def test_a_missing_session_file_is_a_configuration_mistake(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert "there is no session file session.toml" in refused(ratchet(*words, cwd=tmp_path), 2)
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("doctor", "--json"), ("start",)])
+def test_a_wrong_session_file_is_named_with_its_lines(words: tuple[str, ...]) -> None:
+    wrong = ROOT / "tests" / "data" / "config" / "wrong_keys.toml"
+    done = ratchet(*words, wrong)
+    assert "line 6: target.hots: unknown key" in refused(done, 2)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", [*READING, "resume", "restore"])
+def test_no_database_is_a_configuration_mistake(name: str, tmp_path: Path) -> None:
+    assert "there is no session database yet" in refused(ratchet(name, cwd=tmp_path), 2)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_database_that_is_not_there_is_not_made(name: str, tmp_path: Path) -> None:
+    said = refused(ratchet(name, "--db", tmp_path / "none.db"), 2)
+    assert f"there is no session database at {tmp_path / 'none.db'}" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["resume", "restore"])
+def test_nothing_can_be_taken_up_where_there_is_no_session(name: str, tmp_path: Path) -> None:
+    refused(ratchet(name, "--db", tmp_path / "none.db"), 2)
+
+
+def test_an_unknown_session_is_answered_with_those_there_are(database: Path) -> None:
+    session = told("sessions", "--db", database)[0]["session"]
+    said = refused(ratchet("status", "nosuch", "--db", database), 2)
+    assert "there is no session nosuch" in said and session in said
+
+
+def test_a_session_that_is_over_is_not_resumed(own: Path) -> None:
+    assert "is over" in refused(ratchet("resume", "--db", own), 2)
+
+
+@pytest.mark.parametrize("words", [("nosuch",), ("status", "--nosuch"), ("status", "a", "b")])
+def test_what_the_command_line_does_not_know_is_a_usage_mistake(words: tuple[str, ...]) -> None:
+    done = ratchet(*words)
+    assert done.code == 2
+    assert "Usage:" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- databases that must not be touched ---
+
+
+def newer(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(
+            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('ratchet', 'm999_ahead', '2030')"
+        )
+    connection.close()
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("CREATE TABLE somebody (n)")
+    connection.close()
+
+
+def not_sqlite(path: Path) -> None:
+    path.write_text("this is a letter, not a database\n" * 100)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damaged(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+SPOILED = [
+    pytest.param(newer, "was written by a newer version of Ratchet (m999_ahead)", id="newer"),
+    pytest.param(foreign, "is not a Ratchet database", id="foreign"),
+    pytest.param(not_sqlite, "is damaged or not a database", id="no database"),
+    pytest.param(empty, "is not a Ratchet database", id="empty"),
+    pytest.param(damaged, "damaged", id="damaged"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), SPOILED)
+@pytest.mark.parametrize("name", ["status", "resume"])
+def test_a_database_that_is_not_ours_to_read_is_refused_and_left_as_it_is(
+    name: str, spoil: Any, said: str, own: Path
+) -> None:
+    spoil(own)
+    before = own.read_bytes()
+    assert said in refused(ratchet(name, "--db", own), 3)
+    assert own.read_bytes() == before
+
+
+def test_readers_never_wait_for_the_writer(own: Path) -> None:
+    with Store.write(own):
+        assert ratchet("status", "--db", own).code == 0
+
+
+def test_a_second_agent_is_refused_while_one_writes(own: Path) -> None:
+    with Store.write(own):
+        said = refused(ratchet("resume", "--db", own), 5)
+    assert "another agent is writing" in said
+    assert f"process {os.getpid()}" in said
