@@ -156,7 +156,6 @@ class Rig:
             "OMP_WAIT_POLICY": "passive",
             "WITNESS": str(self.folder / "starts"),
             "SECRET_CANARY": f"{CANARY}-env",
-            "ODD.NAME": "held by no shell",
         }
         detach = 'tty=$1; shift; setsid "$@" <"$tty" >>server.log 2>&1 & echo $!'
         command = ["/bin/sh", "-c", detach, "sh", stdin, *words]
@@ -188,6 +187,7 @@ class Rig:
     def agent(self, *words: str) -> Agent:
         """Start `run_agent.py` in the background."""
         environment = {**os.environ, "HOME": str(self.folder / "home-of-agent"), "XDG_STATE_HOME": str(self.folder)}
+        environment["COLUMNS"] = "240"  # no sentence is broken over lines of a table
         self.agents.append(Agent(self.folder, words, environment))
         return self.agents[-1]
 
