@@ -133,6 +133,9 @@ class TargetSection(Frozen):
         default=None, description="file on this machine that holds the host's key; by default ~/.ssh/known_hosts"
     )
     directory: str = Field(default="~/.ratchet", min_length=1, description="where all our files live on the host")
+    lease_s: int = Field(
+        default=300, ge=5, description="silence of the agent after which the host itself puts known-good back"
+    )
     python: str = Field(default="python3", min_length=1, description="Python 3.8 or later on the host")
 
 

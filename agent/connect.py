@@ -31,6 +31,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         model=server.model,
         start_deadline_s=server.start_deadline_s,
         stop_grace_s=server.stop_grace_s,
+        lease_s=at.lease_s,
         pid=server.pid,
         api_key_file=server.api_key_file,
     )

@@ -45,6 +45,7 @@ identity_file = "{ssh}/client_key"
 known_hosts = "{ssh}/known_hosts"
 directory = "{folder}/host"
 python = "{python}"
+lease_s = 60
 
 [server]
 engine = "llamacpp"
@@ -213,7 +214,7 @@ async def _end_launches(config: SessionConfig) -> None:
     with suppress(RatchetError):
         async with operate.connected(config) as target:
             await target.look_around()
-            for key in await target.running_launches():
+            for key in await target.running_jobs():
                 await jobs.stop(target.host, target.root, key, config.server.stop_grace_s)
 
 

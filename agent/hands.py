@@ -14,7 +14,7 @@ from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
 from agent.validity import COLLAPSED, invalid_reasons
 from state import events as ev
-from state.errors import CommandFailed, ForeignChange, StoppedByOperator
+from state.errors import CommandFailed, ForeignChange, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
 from state.models import (
     Arm,
@@ -22,6 +22,7 @@ from state.models import (
     Frozen,
     Measurement,
     MeasurementStatus,
+    Role,
     Trial,
     TrialStatus,
     digest,
@@ -61,6 +62,8 @@ class Hands:
         self.progress = progress
         self.stop = stop
         self.stop_asked = stop_asked
+        self.refused: RefusedForSafety | None = None
+        self.guarded = ""
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
@@ -69,9 +72,18 @@ class Hands:
             self.progress.happened(event)
 
     def check_stop(self) -> None:
-        """Raise StoppedByOperator as soon as a person or a signal asked for it."""
+        """Raise StoppedByOperator as soon as a person or a signal asked for it, or what ended our lease."""
+        if self.refused is not None:
+            raise self.refused
         if self.stop.is_set() or self.stop_asked():
             raise StoppedByOperator("stopped on request", do="`resume` goes on from here")
+
+    async def guard(self) -> None:
+        """See that the host's watcher would restore what is known-good now."""
+        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
+        if known_good is not None and known_good != self.guarded:
+            await self.target.guard(self.store.spec(known_good))
+            self.guarded = known_good
 
     async def where(self) -> Position:
         """Match the serving process with the trials that we know. Raises ForeignChange."""
@@ -81,6 +93,7 @@ class Hands:
         for trial in reversed(self.store.trials(self.session_id)):
             if trial.process == serving.process or self._key(trial.id) == serving.key:
                 return Position(trial=trial, serving=serving)
+        await self.target.renew()  # if the host's watcher or another agent took over, this says so
         raise ForeignChange(
             "the server on the port is neither the adopted one nor one that this session launched",
             where={"target": self.target.name, "process": serving.process.pid, "argv": " ".join(serving.spec.argv)},
@@ -92,6 +105,7 @@ class Hands:
 
         A launch left open by a crash is taken up again when it is the wanted one, else closed as abandoned.
         """
+        await self.guard()
         trial = self._reopened(fingerprint, experiment_id)
         spec = self.store.spec(fingerprint)
         self.progress.phase(f"launching {trial.id} for {experiment_id}")

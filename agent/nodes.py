@@ -91,6 +91,7 @@ class Nodes:
     async def observe(self, state: LoopState) -> LoopState:
         """Look at the host before anything else; go on with what is under way, else make sure known-good serves."""
         self._enter("observe")
+        await self.hands.guard()
         position = await self.hands.where()
         if self.store.open_comparison(self.session_id) is not None:
             return {"next": "apply"}
@@ -237,6 +238,7 @@ class Nodes:
     async def finish(self, state: LoopState) -> LoopState:
         """Leave the final configuration serving, prove it, and close the session."""
         self._enter("finish")
+        await self.hands.guard()
         final = self._role(Role.KNOWN_GOOD)
         position = await self.hands.where()
         serving = position.trial

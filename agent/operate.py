@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,16 @@ from agent.doctor import Diagnosis, examine
 from agent.live import LivePicture, PlainLines
 from agent.progress import Silent
 from agent.report import headline, markdown
-from agent.session import Runner, open_session, refuse_ended, refuse_unfinished, refuse_unusable
+from agent.session import (
+    Runner,
+    holder_of,
+    new_session_id,
+    open_session,
+    refuse_ended,
+    refuse_unfinished,
+    refuse_unusable,
+)
+from state.errors import RatchetError
 from state.models import Trial
 from state.store import SessionRow, Store
 from tools.remote import RemoteTarget
@@ -37,7 +47,14 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
         async with connected(config) as target:
             refuse_unusable(config, await target.adopt(), await target.trouble())
             await target.prepare()
-            session_id = open_session(store, config, await target.adopt())
+            adoption = await target.adopt()
+            session_id = new_session_id(store.clock())
+            await target.acquire(session_id, holder_of(session_id, os.getpid()))
+            try:
+                open_session(store, session_id, config, adoption)
+            except RatchetError:
+                await target.release()
+                raise
             return await _drive(store, session_id, target, config, console, again)
 
 
@@ -70,9 +87,14 @@ async def preflight(config: SessionConfig) -> Diagnosis:
 
 
 async def _take_up(target: RemoteTarget, row: SessionRow) -> None:
-    """Give the target back what an earlier agent process knew of it."""
-    await target.prepare(row.adoption.process)
+    """Give the target back what an earlier agent process knew of it, and take it over.
+
+    That process is dead for sure: its lock on the database is ours now.
+    """
+    await target.prepare(row.adoption)
     await target.learn(row.adoption.spec)
+    predecessor = None if row.agent_pid is None else holder_of(row.id, row.agent_pid)
+    await target.acquire(row.id, holder_of(row.id, os.getpid()), predecessor)
 
 
 async def _drive(

@@ -8,11 +8,12 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from agent.config import SessionConfig
+from agent.evidence import RESTORE
 from agent.graph import run as run_graph
 from agent.hands import Hands
 from agent.inbox import stop_file
@@ -36,10 +37,17 @@ from state.models import Adoption, DecisionKind, Disruption, Role, SessionStatus
 from state.store import SessionRow, Store
 from tools.target import Target
 
+RENEWALS_PER_LEASE = 6
+
 
 def new_session_id(now: float) -> str:
     """Readable, sortable, and never used twice on a host: date, time and four random hex digits."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
+
+
+def holder_of(session_id: str, pid: int) -> str:
+    """How an agent process names itself on the host."""
+    return f"session {session_id}, agent process {pid}"
 
 
 def refuse_unfinished(store: Store) -> None:
@@ -81,10 +89,9 @@ def refuse_unusable(config: SessionConfig, adoption: Adoption, trouble: str | No
         )
 
 
-def open_session(store: Store, config: SessionConfig, adoption: Adoption) -> str:
+def open_session(store: Store, session_id: str, config: SessionConfig, adoption: Adoption) -> None:
     """Write the session's first events: what was found is the original and, until a keep, the known-good."""
     refuse_unusable(config, adoption, None)
-    session_id = new_session_id(store.clock())
     fingerprint = adoption.spec.fingerprint
     trial = Trial(
         id=store.next_id("trials", "T"),
@@ -120,7 +127,6 @@ def open_session(store: Store, config: SessionConfig, adoption: Adoption) -> str
         ev.TrialClosed(trial=trial),
         ev.DecisionMade(decision=decision),
     )
-    return session_id
 
 
 class Runner:
@@ -140,6 +146,7 @@ class Runner:
         self.session_id = session_id
         self.target = target
         self.progress = progress
+        self.lease_s = config.target.lease_s
         self.stop = asyncio.Event()
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
@@ -150,23 +157,73 @@ class Runner:
         session's own record of them is written.
         """
         self._attach()
+        await self._after_silence()
+        renewing = asyncio.create_task(self._renew())
         try:
             with _signals(self.stop.set):
-                try:
-                    await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
-                except StoppedByOperator as stopped:
-                    return await self._drain(stopped.what)
-        except NeedsHuman as error:
-            self._moved(SessionStatus.NEEDS_HUMAN, error)
-            raise
-        except RefusedForSafety as error:
-            self._moved(SessionStatus.REFUSED, error)
+                code = await self._to_an_end()
+            await self.target.release()
+            return code
+        except (NeedsHuman, RefusedForSafety) as error:
+            needs = isinstance(error, NeedsHuman)
+            self._moved(SessionStatus.NEEDS_HUMAN if needs else SessionStatus.REFUSED, error)
+            with suppress(RefusedForSafety):  # a lease that passed on is not ours to end
+                await self.target.release()
             raise
         except (HostError, ServerError, OutcomeUnknown) as error:
+            # The lease is left to run out: what we cannot reach any more, the host's watcher puts right.
             self._moved(SessionStatus.STOPPED, error)
             raise
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _to_an_end(self) -> int:
+        try:
+            await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
+        except StoppedByOperator as stopped:
+            return await self._drain(stopped.what)
         row = self.store.session(self.session_id)
         return row.exit_code if row.exit_code is not None else 1
+
+    async def _renew(self) -> None:
+        """Say to the host, often enough, that somebody is here; no step of the loop can hold this up for long."""
+        while True:
+            await asyncio.sleep(self.lease_s / RENEWALS_PER_LEASE)
+            try:
+                await self.target.renew()
+            except RefusedForSafety as passed_on:
+                self.hands.refused = passed_on
+                return
+            except (HostError, OutcomeUnknown) as silent:
+                self.progress.phase(f"the lease could not be renewed: {silent.what}")
+
+    async def _after_silence(self) -> None:
+        """If the host's watcher acted while no agent was there: say so, and know its launch as one of ours."""
+        what = await self.target.restored_meanwhile()
+        if what is None:
+            return
+        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
+        assert known_good is not None, "roles are set when a session opens"
+        serving = await self.target.serving()
+        happened: list[ev.Event] = []
+        if serving is not None and serving.spec.fingerprint == known_good and serving.key is not None:
+            trial = Trial(
+                id=self.store.next_id("trials", "T"),
+                experiment_id=RESTORE,
+                fingerprint=known_good,
+                status=TrialStatus.READY,
+                process=serving.process,
+            )
+            happened += [ev.TrialOpened(trial=trial), ev.TrialClosed(trial=trial)]
+        decision = self.store.decide(
+            self.session_id,
+            kind=DecisionKind.RESTORE,
+            subject=self.session_id,
+            what="the host's watcher had put known-good back",
+            reason=f"no agent renewed the lease; {what}",
+        )
+        self.hands.write(*happened, ev.DecisionMade(decision=decision))
 
     def _attach(self) -> None:
         """Note that an agent is here; on a resume, say what the last one left open."""
@@ -225,6 +282,7 @@ class Runner:
         fingerprint = self.store.role(self.session_id, role)
         assert fingerprint is not None, "roles are set when a session opens"
         self.hands.write(ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner")))
+        await self._after_silence()
         await self.hands.abandon_runs()
         trial = await self._known_good(fingerprint)
         what = f"the {role.value} configuration serves"
@@ -240,6 +298,7 @@ class Runner:
         if self.store.session(self.session_id).status is SessionStatus.RUNNING:
             happened.append(ev.SessionMoved(status=SessionStatus.STOPPED, reason=what, exit_code=4))
         self.hands.write(*happened)
+        await self.target.release()
         return trial
 
     def _moved(self, status: SessionStatus, error: RatchetError) -> None:

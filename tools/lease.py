@@ -108,29 +108,42 @@ async def take(host: Host, root: str, holder: str, length_s: int, predecessor: s
     return Lease(root=root, epoch=int(result.text.split()[-1]), length_s=length_s)
 
 
-async def watch(fenced: FencedHost, restore_script: str) -> None:
-    """Put the restore script in place and see that this epoch's watcher runs; repeating it replaces the script."""
+async def watch(fenced: FencedHost, restore_script: str | None) -> None:
+    """Put the restore script in place (None: leave it) and see that a watcher of this epoch lives.
+
+    A watcher that was killed is followed by another one under a new key; the old one's key never runs again.
+    """
     lease = fenced.lease
-    await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"), 0o700)
-    await jobs.start(fenced, lease.root, lease.watcher_key, watcher_script(lease))
+    if restore_script is not None:
+        await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"), 0o700)
+    key = lease.watcher_key
+    for again in range(1, 100):
+        if not (await jobs.look(fenced, lease.root, key)).over:
+            break
+        key = f"{lease.watcher_key}-{again}"
+    await jobs.start(fenced, lease.root, key, watcher_script(lease))
 
 
 async def renew(fenced: FencedHost) -> bool:
     """Renew the lease; False when its watcher does not live (any more). Raises RefusedForSafety when it passed on."""
     lease = fenced.lease
-    process = shlex.quote(f"{jobs.job_dir(lease.root, lease.watcher_key)}/process")
+    watchers = shlex.quote(jobs.job_dir(lease.root, lease.watcher_key))
     result = await fenced.check(
-        f"{STAT_SH}{_beat(lease)}\nread -r pid ticks pboot <{process} 2>/dev/null\n"
-        '[ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && echo watched || echo unwatched'
+        f"{STAT_SH}{_beat(lease)}\n"
+        f"for f in {watchers}/process {watchers}-*/process; do\n"
+        '  read -r pid ticks pboot <"$f" && [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && echo watched\n'
+        "done 2>/dev/null; :"
     )
-    return result.text.strip() == "watched"
+    return "watched" in result.text
 
 
 async def release(fenced: FencedHost) -> None:
     """End the epoch in good order: its watcher leaves, and anybody may take the next one."""
     lease = fenced.lease
     await fenced.check(f": >{shlex.quote(f'{lease.folder}/done-{lease.epoch}')}")
-    await jobs.stop(fenced, lease.root, lease.watcher_key, 2.0)
+    for key in (lease.watcher_key, *(f"{lease.watcher_key}-{again}" for again in range(1, 100))):
+        if (await jobs.stop(fenced, lease.root, key, 2.0)).phase == "absent":
+            break
 
 
 async def marker(host: Host, root: str, since_epoch: int = 0) -> Marker | None:
@@ -202,8 +215,9 @@ while :; do
       # A watcher is at work for as long as its job lives; an agent for as long as it renews.
       working=
       if [ "$who" = {shlex.quote(WATCHER)} ]; then
-        read -r pid ticks pboot <"{root}/jobs/watcher-$((epoch - 1))/process" 2>/dev/null
-        [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && working=yes
+        for f in "{root}/jobs/watcher-$((epoch - 1))/process" "{root}/jobs/watcher-$((epoch - 1))"-*/process; do
+          read -r pid ticks pboot <"$f" && [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && working=yes
+        done 2>/dev/null
       elif [ $age -lt "$length" ]; then working=yes
       fi
       if [ -n "$working" ]; then echo "$who, since $since, renewed $age s ago" >&2; exit {HELD}; fi

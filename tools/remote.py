@@ -19,9 +19,9 @@ from contextlib import suppress
 
 from pydantic import Field
 
-from state.errors import CommandFailed, ForeignChange, HostError, ServerError, ServerNotFound
+from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafety, ServerError, ServerNotFound
 from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
-from tools import jobs
+from tools import jobs, lease
 from tools.benches import builtin
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
@@ -35,9 +35,10 @@ from tools.facts import (
     ProcessFacts,
     ask,
 )
+from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
-from tools.services.base import Service
+from tools.services.base import Service, StopJobs
 from tools.services.process import BareProcess, revealed
 from tools.shell import CHUNK_BYTES, Host, quote
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
@@ -58,6 +59,7 @@ class RemoteSettings(Frozen):
     model: str | None
     start_deadline_s: float
     stop_grace_s: float
+    lease_s: int
     pid: int | None
     api_key_file: str | None
 
@@ -77,7 +79,10 @@ class RemoteTarget:
         self.hash_key = randomness.token_bytes(32)
         self.secrets: dict[str, str] = {}
         self.adopted: ProcessId | None = None
+        self.adopted_fingerprint = ""
         self.prepared = False
+        self.session_id = ""
+        self.fenced: lease.FencedHost | None = None
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -89,13 +94,14 @@ class RemoteTarget:
             await self._needs(self.machine)
         return self.machine
 
-    async def prepare(self, adopted: ProcessId | None = None) -> None:
+    async def prepare(self, earlier: Adoption | None = None) -> None:
         """Create our directory, put the client there, and load (or make) key and secrets; nothing else is touched.
 
-        `adopted` is the process that an earlier start of the session adopted.
+        `earlier` is what an earlier agent process of the session adopted.
         """
         await self.look_around()
-        self.adopted = adopted
+        if earlier is not None:
+            self.adopted, self.adopted_fingerprint = earlier.process, earlier.spec.fingerprint
         place = shlex.quote(self.root)
         await self.host.check(f"umask 077 && mkdir -p {place}/jobs && chmod 700 {place}")
         await self.host.put(f"{self.root}/stream_client.py", builtin.source(), 0o600)
@@ -107,6 +113,75 @@ class RemoteTarget:
         stored = await self._file("secrets.json")
         self.secrets = json.loads(stored) if stored is not None else {}
         self.prepared = True
+
+    # --- the lease -----------------------------------------------------------------------------------------
+
+    async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
+        """Take the target; every change from here on is refused by the host once somebody else has taken it.
+
+        `predecessor` is a holder that is known to be dead. Raises TargetLocked.
+        """
+        self.session_id = session_id
+        held = await lease.take(self.host, self.root, holder, self.settings.lease_s, predecessor)
+        self.fenced = lease.FencedHost(self.host, held)
+
+    async def guard(self, known_good: LaunchSpec) -> None:
+        """See `Target.guard`."""
+        fenced = self._held()
+        await lease.watch(fenced, self._restore(known_good, fenced.lease.epoch).render())
+
+    async def renew(self) -> None:
+        """See `Target.renew`; a watcher that is gone is started again."""
+        fenced = self._held()
+        if not await lease.renew(fenced):
+            await lease.watch(fenced, None)
+
+    async def release(self) -> None:
+        """See `Target.release`."""
+        if self.fenced is not None:
+            await lease.release(self.fenced)
+            self.fenced = None
+
+    async def restored_meanwhile(self) -> str | None:
+        """See `Target.restored_meanwhile`."""
+        left = await lease.marker(self.host, self.root, self._held().lease.epoch - 2)
+        return None if left is None else f"{left.result}: {left.detail}"
+
+    def _held(self) -> lease.FencedHost:
+        if self.fenced is None:
+            raise RefusedForSafety(
+                "the target is not ours to change: no lease is held",
+                where={"host": self.host.name},
+                do="this is a defect of Ratchet; please report it",
+            )
+        return self.fenced
+
+    def _restore(self, known_good: LaunchSpec, epoch: int) -> Restore:
+        """What the watcher of our epoch has to do: the same operations and the same launch script as ours."""
+        key = f"{self.session_id}-Tw{epoch}"
+        service = self._service()
+        runs = StopJobs(root=self.root, shape="*-M*", grace_s=5.0)
+        return Restore(
+            root=self.root,
+            port=self.settings.port,
+            key=key,
+            fingerprint=known_good.fingerprint,
+            adopted=self.adopted,
+            adopted_is_good=known_good.fingerprint == self.adopted_fingerprint,
+            launch_script=service.launch_script(known_good, self.secrets, key),
+            operations=(runs, *service.plan(self.adopted, key)),
+            python=self.settings.python,
+            generate=self.adapter.generate_request(
+                self.settings.url,
+                self.settings.model or "",
+                "The capital of France is",
+                timeout_s=min(60.0, self.settings.start_deadline_s),
+                api_key_file=self.settings.api_key_file,
+            ),
+            deadline_s=self.settings.start_deadline_s,
+        )
+
+    # --- looking at the server -----------------------------------------------------------------------------
 
     async def adopt(self) -> Adoption:
         """See `Target.adopt`. After `prepare`, the secrets of the launch are kept on the host as well."""
@@ -122,7 +197,7 @@ class RemoteTarget:
         if self.prepared:
             self.secrets |= declared.secrets
             await self.host.put(f"{self.root}/secrets.json", json.dumps(self.secrets).encode())
-        self.adopted = facts.process
+        self.adopted, self.adopted_fingerprint = facts.process, declared.spec.fingerprint
         cgroups = [(await self.host.run(f"cat /proc/{of}/cgroup")).text for of in (facts.process.pid, "self")]
         obstacles = _obstacles(facts, machine, *map(manager_of, cgroups))
         return Adoption(
@@ -185,11 +260,10 @@ class RemoteTarget:
         facts = await self._listener()
         if facts is not None and self._is_foreign(facts):
             raise self._foreign(facts)
-        adopted = self.adopted if self.adopted is not None and await self._lives(self.adopted) else None
-        for operation in self._service().plan(await self.running_launches(), adopted, spec, key):
-            await self.host.check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
+        for operation in self._service().plan(self.adopted, key):
+            await self._held().check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
         script = self._service().launch_script(spec, self.secrets, key)
-        await jobs.start(self.host, self.root, key, script)
+        await jobs.start(self._held(), self.root, key, script)
 
     async def launched(self, key: str) -> bool:
         """See `Target.launched`."""
@@ -213,13 +287,13 @@ class RemoteTarget:
                 return Failure(failure_class=FailureClass.HANG, cause=cause, tail=tail, action=Action.RETRY_ONCE)
             await asyncio.sleep(READY_POLL_S)
 
-    async def running_launches(self) -> tuple[str, ...]:
-        """Launches of ours, of whatever session, that have not ended: none of them may be left beside a new one."""
+    async def running_jobs(self) -> tuple[str, ...]:
+        """Keys of all jobs of ours that have begun and not ended."""
         folder = shlex.quote(f"{self.root}/jobs")
         listed = await self.host.check(
-            f'for d in {folder}/*-T*; do [ -d "$d/begun" ] && [ ! -f "$d/exit" ] && echo "${{d##*/}}"; done; :'
+            f'for d in {folder}/*; do [ -d "$d/begun" ] && [ ! -f "$d/exit" ] && echo "${{d##*/}}"; done; :'
         )
-        return tuple([k for k in listed.text.split() if (await jobs.look(self.host, self.root, k)).phase == "running"])
+        return tuple(listed.text.split())
 
     # --- benchmarking --------------------------------------------------------------------------------------
 
@@ -227,7 +301,7 @@ class RemoteTarget:
         """See `Target.begin_run`."""
         asked = builtin.request_json(key, request, self.settings.url, self.settings.model, self.settings.api_key_file)
         script = builtin.script(self.settings.python, f"{self.root}/stream_client.py", asked)
-        await jobs.start(self.host, self.root, key, script)
+        await jobs.start(self._held(), self.root, key, script)
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -261,7 +335,7 @@ class RemoteTarget:
 
     async def stop_run(self, key: str) -> None:
         """See `Target.stop_run`."""
-        await jobs.stop(self.host, self.root, key, 5.0)
+        await jobs.stop(self._held(), self.root, key, 5.0)
 
     async def pause(self, seconds: float) -> None:
         """See `Target.pause`."""
@@ -368,10 +442,6 @@ class RemoteTarget:
         uptime = (await ask(self.host, MachineFact())).uptime_s
         started = facts.process.start_ticks / _clock_ticks()
         return Ready(process=facts.process, load_s=max(0.0, uptime - started), mismatches=differs)
-
-    async def _lives(self, process: ProcessId) -> bool:
-        facts = await ask(self.host, ProcessFact(process.pid))
-        return facts is not None and facts.process == process and facts.state != "Z"
 
     def _launch_key(self, facts: ProcessFacts) -> str | None:
         job = (facts.environ or {}).get("RATCHET_JOB", "").rstrip("/")

@@ -72,6 +72,19 @@ class SimulatedTarget:
 
     # --- the Target protocol -------------------------------------------------------------------------------
 
+    async def guard(self, known_good: LaunchSpec) -> None:
+        """A simulated host needs no watcher: it does nothing by itself."""
+
+    async def renew(self) -> None:
+        """See `guard`."""
+
+    async def release(self) -> None:
+        """See `guard`."""
+
+    async def restored_meanwhile(self) -> str | None:
+        """See `guard`."""
+        return None
+
     async def adopt(self) -> Adoption:
         """What serves at the start."""
         serving = await self.serving()
@@ -115,7 +128,7 @@ class SimulatedTarget:
             return None
         return Serving(
             process=ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT),
-            key=None if server["key"] == "adopted" else server["key"],
+            key=None if server["key"] in ("adopted", "foreign") else server["key"],
             spec=LaunchSpec.model_validate(server["spec"]),
         )
 

@@ -78,6 +78,22 @@ class Target(Protocol):
 
     name: str
 
+    async def guard(self, known_good: LaunchSpec) -> None:
+        """See that the host itself brings `known_good` back when we fall silent; repeating it replaces the spec."""
+        ...
+
+    async def renew(self) -> None:
+        """Say that we are still here. Raises RefusedForSafety when the host or another agent took over."""
+        ...
+
+    async def release(self) -> None:
+        """Nobody has to watch any more: what serves is what shall serve."""
+        ...
+
+    async def restored_meanwhile(self) -> str | None:
+        """What the host's watcher did between the former agent's silence and our coming, None when nothing."""
+        ...
+
     async def adopt(self) -> Adoption:
         """Look at the running server and describe it; reads only. Raises ServerNotFound."""
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.config import SessionConfig
 from agent.planners.base import Proposal, View
 from agent.progress import Silent
-from agent.session import Runner, open_session
+from agent.session import Runner, new_session_id, open_session
 from state.journal import FaultPoint, no_fault
 from state.models import Experiment, FlagChange
 from state.store import Store
@@ -85,7 +85,9 @@ def sim_session(
     target = SimulatedTarget(folder / "world", scenario)
     with Store.write(folder / "state.db") as store:
         known = store.sessions()
-        session_id = known[-1].id if known else open_session(store, config, _adopted(target))
+        session_id = known[-1].id if known else new_session_id(store.clock())
+        if not known:
+            open_session(store, session_id, config, _adopted(target))
         yield Runner(store, session_id, target, config, Listed(*experiments or STANDARD), Silent(), fault)
 
 

@@ -41,6 +41,7 @@ user = "{user}"
 identity_file = "{identity}"
 known_hosts = "{known_hosts}"
 directory = "{root}"
+lease_s = {lease_s}
 python = "{python}"
 
 [server]
@@ -179,6 +180,7 @@ class Rig:
             "port": self.port,
             "key_file": self.key_file,
             "requests": 4,
+            "lease_s": 300,
         }
         path = self.folder / "session.toml"
         path.write_text(SESSION.format(**known | fields) + more)
@@ -304,10 +306,15 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(folder: Path, model: Path, program: tuple[str, ...] = WITNESSED) -> Iterator[Rig]:
-    """A host behind a real sshd, all of it in `folder`; no process of it outlives the block."""
+def rig(
+    folder: Path,
+    model: Path,
+    program: tuple[str, ...] = WITNESSED,
+    ssh_server: Callable[[Path], contextlib.AbstractContextManager[SshServer]] = openssh,
+) -> Iterator[Rig]:
+    """A host behind a real SSH server, all of it in `folder`; no process of it outlives the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    with openssh(folder / "sshd") as sshd:
+    with ssh_server(folder / "sshd") as sshd:
         made = Rig(folder, sshd, model, program)
         try:
             yield made

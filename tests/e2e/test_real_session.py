@@ -174,7 +174,9 @@ def test_nothing_is_run_or_launched_twice_and_nothing_is_forgotten(killed: Kille
         begun = {f"{session}-{m.id}" for m in store.measurements(session)}
         launched = {f"{session}-{t.id}" for t in store.trials(session) if not t.adopted}
         unfinished = store.db.execute("SELECT count(*) FROM effects WHERE outcome IS NULL").fetchone()[0]
-    assert set(host.jobs()) == begun | launched
+    watchers = {key for key in host.jobs() if key.startswith("watcher-")}
+    assert set(host.jobs()) == begun | launched | watchers
+    assert watchers and all((host.jobs()[key] / "exit").exists() for key in watchers)
     assert set(runs) == begun
     assert set(launches) == launched | {"operator"}
     assert unfinished == 0
@@ -247,7 +249,7 @@ def test_secrets_on_the_host_are_for_our_user_alone(killed: Killed) -> None:
     assert root / "secrets.json" in holders
     assert [path for path in holders if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
     assert stat.S_IMODE((root / "secrets.json").stat().st_mode) == 0o600
-    assert {path.name for path in holders} == {"secrets.json", "run.sh"}
+    assert {path.name for path in holders} == {"secrets.json", "run.sh", "restore.sh"}
 
 
 def test_two_servers_never_live_at_once_and_no_client_is_left(killed: Killed) -> None:

@@ -23,7 +23,7 @@ from tests.local_host import LocalHost
 from tools import jobs
 from tools.facts import ProcessFact, ask
 from tools.servers.base import is_volatile
-from tools.services.base import AwaitPortFree, StopAdopted, StopJob
+from tools.services.base import AwaitPortFree, StopAdopted, StopJobs
 from tools.services.process import BareProcess
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +123,7 @@ async def test_the_environment_is_the_recorded_one_and_nothing_else(
     environ = told["environ"]
     assert isinstance(environ, dict)
     assert environ.pop("RATCHET_LAUNCH") == "S-T1"
+    assert environ.pop("RATCHET_SPEC")
     assert environ.pop("RATCHET_JOB") == f"{tmp_path}/jobs/S-T1/"
     assert {name: value for name, value in environ.items() if not is_volatile(name)} == recorded | own
     assert told["argv"] == ["--api-key", "a 'secret' value"]
@@ -244,21 +245,26 @@ async def test_a_child_that_outlives_its_obedient_parent_is_ended(host: LocalHos
     assert not alive(child)
 
 
-async def test_a_launch_of_ours_is_ended_by_its_key(host: LocalHost, tmp_path: Path) -> None:
-    state = await jobs.start(host, str(tmp_path), "S-T2", "exec sleep 300")
-    assert state.process is not None
-    operation = StopJob(root=str(tmp_path), key="S-T2", grace_s=2)
-    await host.check(operation.render())
-    assert not alive(state.process.pid)
-    await host.check(operation.render())
+async def test_launches_of_ours_are_ended_but_the_wanted_one_and_other_jobs_go_on(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    pids = {}
+    for key in ("S-T1", "S-T2", "S-Tw3", "S-M1", "watcher-1"):
+        state = await jobs.start(host, str(tmp_path), key, "exec sleep 300")
+        assert state.process is not None
+        pids[key] = state.process.pid
+    await host.check(StopJobs(root=str(tmp_path), shape="*-T*", but="S-T2", grace_s=2).render())
+    assert {key for key, pid in pids.items() if alive(pid)} == {"S-T2", "S-M1", "watcher-1"}
+    for key in pids:
+        await jobs.stop(host, str(tmp_path), key, 1)
+    await host.check(StopJobs(root=str(tmp_path), shape="*-M*", grace_s=2).render())
 
 
 def test_the_plan_ends_what_is_ours_and_waits_for_the_port(tmp_path: Path) -> None:
     service = BareProcess(str(tmp_path), 8102, 5.0)
     adopted = ProcessId(pid=7, start_ticks=8, boot_id=BOOT)
-    plan = service.plan(("S-T1", "S-T2"), adopted, spec("server", cwd=tmp_path), "S-T2")
-    assert plan == (
-        StopJob(root=str(tmp_path), key="S-T1", grace_s=5.0),
+    assert service.plan(adopted, "S-T2") == (
+        StopJobs(root=str(tmp_path), shape="*-T*", but="S-T2", grace_s=5.0),
         StopAdopted(process=adopted, grace_s=5.0),
         AwaitPortFree(port=8102, within_s=15.0),
     )
@@ -294,7 +300,7 @@ async def test_a_free_port_and_mere_clients_are_not_waited_for(host: LocalHost) 
 
 async def test_operations_are_data_that_render_the_same_script(tmp_path: Path) -> None:
     for operation in (
-        StopJob(root=str(tmp_path), key="k", grace_s=1),
+        StopJobs(root=str(tmp_path), shape="*-T*", grace_s=1),
         StopAdopted(process=ProcessId(pid=os.getpid(), start_ticks=1, boot_id=BOOT), grace_s=1),
         AwaitPortFree(port=1, within_s=1),
     ):

@@ -10,25 +10,38 @@ from __future__ import annotations
 import shlex
 from typing import Literal, Protocol
 
+from pydantic import Field
+
 from state.models import Frozen, LaunchSpec, ProcessId
-from tools.job_scripts import stop_script
-from tools.jobs import job_dir
+from tools.job_scripts import stop_body
 from tools.procfs import STAT_SH
 
 STEPS_PER_S = 20
 
 
-class StopJob(Frozen):
-    """End a server that we launched, with everything it started."""
+class StopJobs(Frozen):
+    """End every job of ours whose key has this shape and that has not ended, with everything it started.
 
-    op: Literal["stop-job"] = "stop-job"
+    Of whatever session: no launch may be left beside a new one. Which ones there are is seen when it runs, so that the
+    same operation serves the agent now and the watcher later.
+    """
+
+    op: Literal["stop-jobs"] = "stop-jobs"
     root: str
-    key: str
+    shape: Literal["*-T*", "*-M*"] = Field(description="launches or benchmark runs")
+    but: str = Field(default="", description="key of one that may go on")
     grace_s: float
 
     def render(self) -> str:
         """Sh that fails and names whoever is left."""
-        return f"( {stop_script(job_dir(self.root, self.key), self.grace_s)} )"
+        return f"""(
+for one in {shlex.quote(self.root)}/jobs/{self.shape}; do
+  [ -d "$one/begun" ] && [ ! -f "$one/exit" ] && [ "${{one##*/}}" != {shlex.quote(self.but)} ] || continue
+  ( d=$one
+{stop_body(self.grace_s)}
+  ) >/dev/null || exit 1
+done
+)"""
 
 
 class StopAdopted(Frozen):
@@ -84,19 +97,14 @@ done
 )"""
 
 
-Operation = StopJob | StopAdopted | AwaitPortFree
+Operation = StopJobs | StopAdopted | AwaitPortFree
 
 
 class Service(Protocol):
     """A way of holding a server process."""
 
-    def plan(
-        self, running: tuple[str, ...], adopted: ProcessId | None, desired: LaunchSpec, key: str
-    ) -> tuple[Operation, ...]:
-        """What must be done before `desired` may begin as launch `key`.
-
-        `running` are the keys of launches of ours that have not ended, `adopted` the adopted process while it lives.
-        """
+    def plan(self, adopted: ProcessId | None, key: str) -> tuple[Operation, ...]:
+        """What must be done before a server may begin as launch `key`; `adopted` is the process that was adopted."""
         ...
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:

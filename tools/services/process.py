@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from state.errors import ServerError
 from state.models import LaunchSpec, ProcessId
-from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJob
+from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
@@ -33,13 +33,9 @@ class BareProcess:
         self.port = port
         self.grace_s = grace_s
 
-    def plan(
-        self, running: tuple[str, ...], adopted: ProcessId | None, desired: LaunchSpec, key: str
-    ) -> tuple[Operation, ...]:
+    def plan(self, adopted: ProcessId | None, key: str) -> tuple[Operation, ...]:
         """See `Service.plan`: end what is ours, then wait for the port."""
-        stops: list[Operation] = [
-            StopJob(root=self.root, key=other, grace_s=self.grace_s) for other in running if other != key
-        ]
+        stops: list[Operation] = [StopJobs(root=self.root, shape="*-T*", but=key, grace_s=self.grace_s)]
         if adopted is not None:
             stops.append(StopAdopted(process=adopted, grace_s=self.grace_s))
         return (*stops, AwaitPortFree(port=self.port, within_s=self.grace_s + 10))
@@ -57,7 +53,7 @@ class BareProcess:
             *_ulimits(desired),
             "ratchet_env=$(command -v env)",
             "unset RATCHET_CLEAN PWD OLDPWD",
-            f"export RATCHET_LAUNCH={shlex.quote(key)}",
+            f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.fingerprint}",
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
             f"exec {_carried(odd)}{shlex.join(words)}",
         ]
