@@ -31,6 +31,7 @@ from tools.facts import (
     Machine,
     MachineFact,
     MemoryFact,
+    PortFacts,
     ProcessFact,
     ProcessFacts,
     ask,
@@ -44,6 +45,8 @@ from tools.shell import CHUNK_BYTES, Host, quote
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
 
 READY_POLL_S = 0.25
+ENDING_LOOKS = 20
+"""For about 5 s: a dying server's threads hold its socket when its own descriptors can no longer be read."""
 LOADER_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
 """What a program may need from its environment to print its own help."""
 
@@ -370,18 +373,24 @@ class RemoteTarget:
         await self.look_around()
         if self.settings.pid is not None and self.adopted is None:
             return await ask(self.host, ProcessFact(self.settings.pid))
-        seen = await ask(self.host, ListenersFact(self.settings.port))
-        hidden = any(not listener.pids for listener in seen.listeners)
-        if not seen.observed or hidden:
-            raise HostError(
-                f"who listens on port {self.settings.port} cannot be observed",
-                where={"host": self.host.name, "user": self.machine.user if self.machine else ""},
-                do="log in as the user that runs the server, or as root",
-            )
+        seen = await self._holders()
         pids = {pid for listener in seen.listeners for pid in listener.pids}
         found = [facts for pid in sorted(pids) if (facts := await ask(self.host, ProcessFact(pid))) is not None]
         roots = [facts for facts in found if facts.ppid not in pids]
         return roots[0] if roots else None
+
+    async def _holders(self) -> PortFacts:
+        """Who holds the server's port; a process that is just ending shows nobody for a while, which is waited out."""
+        for _ in range(ENDING_LOOKS):
+            seen = await ask(self.host, ListenersFact(self.settings.port))
+            if seen.observed and all(listener.pids for listener in seen.listeners):
+                return seen
+            await asyncio.sleep(READY_POLL_S)
+        raise HostError(
+            f"who listens on port {self.settings.port} cannot be observed",
+            where={"host": self.host.name, "user": self.machine.user if self.machine else ""},
+            do="log in as the user that runs the server, or as root",
+        )
 
     async def _declare(self, facts: ProcessFacts) -> Declared:
         if facts.environ is None or facts.cwd is None:

@@ -20,6 +20,12 @@ from tests.state.test_store import dump
 pytestmark = pytest.mark.anyio
 
 
+ONE_POINT = CONFIG.model_copy(
+    update={"workload": CONFIG.workload.model_copy(update={"load_points": CONFIG.workload.load_points[1:]})}
+)
+"""A single load point, so that every point of a night can be tried in reasonable time."""
+
+
 class Killed(BaseException):
     """Stands for SIGKILL where a real one would end pytest too; the crash suite sends real ones."""
 
@@ -115,7 +121,7 @@ async def test_every_decision_names_its_reason_and_existing_evidence(tmp_path: P
 async def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """One session after another, each killed one point later, until one runs to its end untouched."""
     experiments = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--threads", "64"))
-    with sim_session(tmp_path / "reference", *experiments) as runner:
+    with sim_session(tmp_path / "reference", *experiments, config=ONE_POINT) as runner:
         await runner.run()
         reference = outcomes(runner)
         final = runner.store.role(runner.session_id, Role.FINAL)
@@ -124,7 +130,7 @@ async def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happe
         folder = tmp_path / f"killed-{points}"
         if not await _run_until(folder, points, experiments):
             break
-        with sim_session(folder, *experiments) as runner:
+        with sim_session(folder, *experiments, config=ONE_POINT) as runner:
             assert await runner.run() == 0
             assert outcomes(runner) == reference
             assert runner.store.role(runner.session_id, Role.FINAL) == final
@@ -132,7 +138,7 @@ async def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happe
             assert kinds.count(DecisionKind.RESUME.value) == 1
             assert_consistent(runner)
         points += 1
-    assert points > 150
+    assert points > 100
 
 
 async def _run_until(folder: Path, point: int, experiments: tuple[Experiment, ...]) -> bool:
@@ -146,7 +152,7 @@ async def _run_until(folder: Path, point: int, experiments: tuple[Experiment, ..
         passed += 1
 
     try:
-        with sim_session(folder, *experiments, fault=die) as runner:
+        with sim_session(folder, *experiments, config=ONE_POINT, fault=die) as runner:
             await runner.run()
     except Killed:
         return True
@@ -159,7 +165,7 @@ async def test_the_checkpoint_file_may_vanish_between_any_two_steps(tmp_path: Pa
         folder = tmp_path / str(point)
         assert await _run_until(folder, point, experiments)
         (folder / "graph.db").unlink(missing_ok=True)
-        with sim_session(folder, *experiments) as runner:
+        with sim_session(folder, *experiments, config=ONE_POINT) as runner:
             assert await runner.run() == 0
             assert outcomes(runner)["threads-2"] is Outcome.BETTER
 

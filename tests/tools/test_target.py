@@ -208,6 +208,30 @@ async def test_a_program_of_another_kind_on_the_port_is_foreign_and_its_argument
     await up(remote, f"{remote.session_id}-T2", spec)
 
 
+HALF_DEAD = """\
+import ctypes, os, platform, socket, sys, threading, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+threading.Thread(target=lambda: (time.sleep(1.5), os._exit(1))).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2): of this thread alone
+"""
+
+
+@pytest.mark.real
+@pytest.mark.anyio
+async def test_a_server_that_is_just_dying_is_not_taken_for_a_hidden_one(remote: RemoteTarget, world: Rig) -> None:
+    spec = (await remote.adopt()).spec
+    end_listener(world)
+    dying = subprocess.Popen([sys.executable, "-c", HALF_DEAD, str(world.port)])  # noqa: ASYNC220
+    try:
+        world.until(lambda: start_ticks(dying.pid) is None)
+        assert dying.poll() is None, "its leading thread has ended, the process holds the port"
+        assert await remote.serving() is None
+    finally:
+        dying.kill()
+        dying.wait()
+    await up(remote, f"{remote.session_id}-T1", spec)
+
+
 @pytest.mark.real
 @pytest.mark.anyio
 async def test_without_a_lease_nothing_can_be_changed(remote: RemoteTarget, world: Rig) -> None:
