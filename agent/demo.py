@@ -50,7 +50,7 @@ lease_s = 60
 [server]
 engine = "llamacpp"
 url = "http://127.0.0.1:{port}"
-start_deadline_s = 60
+start_deadline_s = 30
 stop_grace_s = 5
 
 [workload]

@@ -108,7 +108,8 @@ def costs(store: Store, session_id: str, config: SessionConfig) -> Costs:
         seen = sorted(m.seconds for m in _finished(store, session_id) if m.load_point == point.name and m.seconds)
         if seen:
             run_s[point.name] = seen[len(seen) // 2]
-    launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, config.server.start_deadline_s)
+    # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most.
+    launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, config.server.start_deadline_s / 3)
     return Costs(launch_s=launch_s, run_s=run_s)
 
 

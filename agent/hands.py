@@ -166,8 +166,9 @@ class Hands:
         taken = self._open_measurement()
         if taken is not None:
             await self.target.stop_run(self._key(taken.id))
-            lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": ("stopped on request",)})
-            self.write(ev.MeasurementClosed(measurement=lost))
+            why = "stopped on request"
+            lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": (why,)})
+            self.write(*self.journal.abandoned(f"{taken.id}/run", why), ev.MeasurementClosed(measurement=lost))
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -181,9 +182,8 @@ class Hands:
             if trial.fingerprint == fingerprint and trial.experiment_id == experiment_id:
                 return trial
             failure = Failure(failure_class=ABANDONED, cause="another configuration was wanted after an interruption")
-            self.write(
-                ev.TrialClosed(trial=trial.model_copy(update={"status": TrialStatus.FAILED, "failure": failure}))
-            )
+            closed = trial.model_copy(update={"status": TrialStatus.FAILED, "failure": failure})
+            self.write(*self.journal.abandoned(f"{trial.id}/launch", failure.cause), ev.TrialClosed(trial=closed))
         trial = Trial(id=self.store.next_id("trials", "T"), experiment_id=experiment_id, fingerprint=fingerprint)
         self.write(ev.TrialOpened(trial=trial))
         return trial

@@ -108,11 +108,11 @@ class EffectIntended(Frozen):
 
 
 class EffectClosed(Frozen):
-    """What was done, as observed; `by` tells whether we acted or found that it had happened."""
+    """What was done; `by` tells whether we acted, found that it had happened, or do not want it any more."""
 
     kind: Literal["effect-closed"] = "effect-closed"
     key: str
-    by: Literal["act", "observe"]
+    by: Literal["act", "observe", "abandon"]
     outcome: dict[str, Any]
 
 

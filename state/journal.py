@@ -54,3 +54,11 @@ class Journal:
         self.store.append(self.session_id, closed)
         self.fault(f"{key}:after-outcome")
         return outcome
+
+    def abandoned(self, key: str, why: str) -> list[ev.Event]:
+        """The end of the effect `key` if it is still open, to be written beside what makes it pointless."""
+        key = f"{self.session_id}/{key}"
+        known = self.store.effect(key)
+        if known is None or known.outcome is not None:
+            return []
+        return [ev.EffectClosed(key=key, by="abandon", outcome={"abandoned": why})]

@@ -245,6 +245,11 @@ class Rig:
         """Every job that ever began on the host, by key."""
         return {path.parent.name: path.parent for path in sorted(self.root.glob("jobs/*/begun"))}
 
+    def run_under_way(self) -> bool:
+        """Whether a benchmark job has begun and not ended."""
+        runs = [folder for key, folder in self.jobs().items() if "-M" in key]
+        return any((folder / "process").exists() and not (folder / "exit").exists() for folder in runs)
+
     def client_at_work(self) -> Path | None:
         """The folder of a benchmark that has answers and awaits more, None while there is none."""
         for folder in self.jobs().values():

@@ -66,9 +66,9 @@ def database(host: Rig) -> tuple[str, str]:
 
 
 def candidate_at_work(host: Rig) -> bool:
-    """A benchmark is in the middle of its requests, on a server that is not the original."""
+    """A benchmark runs, on a server that is not the original."""
     with contextlib.suppress(AssertionError, FileNotFoundError):  # between two servers nobody listens
-        return "256" in host.argv() and host.client_at_work() is not None
+        return host.run_under_way() and "256" in host.argv()
     return False
 
 

@@ -75,3 +75,21 @@ async def test_the_journal_says_whether_it_acted_or_observed(store: Store) -> No
     await Journal(store, "s").once("k", {}, world.act, world.observe)
     assert store.db.execute("SELECT closed_by FROM effects").fetchone()[0] == "observe"
     assert world.done == {"x": 1}
+
+
+async def test_an_effect_that_nobody_wants_any_more_is_closed_as_such(store: Store) -> None:
+    world = World()
+
+    def die(name: str) -> None:
+        if name.endswith("after-intent"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        await Journal(store, "s", die).once("k", {}, world.act, world.observe)
+    journal = Journal(store, "s")
+    store.append("s", *journal.abandoned("k", "another one was wanted"))
+    effect = store.effect("s/k")
+    assert effect is not None and effect.outcome == {"abandoned": "another one was wanted"}
+    assert store.db.execute("SELECT closed_by FROM effects").fetchone()[0] == "abandon"
+    assert journal.abandoned("k", "again") == journal.abandoned("never begun", "x") == []
+    assert world.done == {"x": 0} or world.done == {}
