@@ -101,7 +101,10 @@ only = ["threads-batch-all", "threads-all", "spec-ngram-mod-short", "slots-4", "
 id = "values-in-8-bits"
 title = "Values in 8 bits without flash attention"
 hypothesis = "half the memory traffic for values, if this server takes it without flash attention"
-changes = [{{ kind = "flag", name = "--cache-type-v", value = "q8_0" }}]
+changes = [
+    {{ kind = "flag", name = "--flash-attn", value = "off" }},
+    {{ kind = "flag", name = "--cache-type-v", value = "q8_0" }},
+]
 tags = ["kv-type"]
 priority = 0.55
 expected_gain = 0.02

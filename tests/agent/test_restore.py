@@ -1,0 +1,49 @@
+"""`restore` after a death at any point: the original serves, nothing stays half told, and the session can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from state.models import Role, SessionStatus
+from tests.agent.sim import flag, sim_session
+from tests.agent.test_loop import Killed, assert_consistent
+
+pytestmark = pytest.mark.anyio
+
+EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"))
+
+
+async def _died(folder: Path, point: int) -> bool:
+    """Run until the `point`-th fault point and die there; False when the session ended before it."""
+    left = point
+
+    def die(name: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed(name)
+
+    try:
+        with sim_session(folder, *EXPERIMENTS, fault=die) as runner:
+            await runner.run()
+    except Killed:
+        return True
+    return False
+
+
+async def test_killed_anywhere_restored_and_resumed(tmp_path: Path) -> None:
+    point = 0
+    while await _died(folder := tmp_path / str(point), point):
+        with sim_session(folder, *EXPERIMENTS) as runner:
+            await runner.put_back(original=True)
+            serving = await runner.target.serving()
+            assert serving is not None
+            assert serving.spec.fingerprint == runner.store.role(runner.session_id, Role.ORIGINAL)
+        with sim_session(folder, *EXPERIMENTS) as runner:
+            assert await runner.run() == 0
+            assert runner.store.session(runner.session_id).status is SessionStatus.DONE
+            assert_consistent(runner)
+        point += 7
+    assert point > 60
