@@ -217,6 +217,12 @@ async def test_a_process_of_another_start_or_boot_is_never_signalled(
     assert victim.poll() is None
 
 
+async def test_a_frozen_server_is_ended(host: LocalHost, victim: subprocess.Popen[bytes]) -> None:
+    victim.send_signal(signal.SIGSTOP)
+    await host.check(StopAdopted(process=identity(victim.pid), grace_s=0.2).render())
+    assert victim.wait() == -signal.SIGKILL
+
+
 async def child_in(folder: Path) -> int:
     path = folder / "child"
     assert await seen(lambda: path.exists() and path.read_text().strip().isdigit())
