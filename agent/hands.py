@@ -78,10 +78,16 @@ class Hands:
         if self.stop.is_set() or self.stop_asked():
             raise StoppedByOperator("stopped on request", do="`resume` goes on from here")
 
+    def role(self, role: Role) -> str:
+        """Fingerprint of the spec in a role that every session has from its opening on."""
+        fingerprint = self.store.role(self.session_id, role)
+        assert fingerprint is not None, f"role {role} is set when a session opens"
+        return fingerprint
+
     async def guard(self) -> None:
         """See that the host's watcher would restore what is known-good now."""
-        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
-        if known_good is not None and known_good != self.guarded:
+        known_good = self.role(Role.KNOWN_GOOD)
+        if known_good != self.guarded:
             await self.target.guard(self.store.spec(known_good))
             self.guarded = known_good
 

@@ -95,7 +95,7 @@ class Nodes:
         position = await self.hands.where()
         if self.store.open_comparison(self.session_id) is not None:
             return {"next": "apply"}
-        known_good = self._role(Role.KNOWN_GOOD)
+        known_good = self.hands.role(Role.KNOWN_GOOD)
         trial = position.trial
         if trial is None:
             return self._heal("nothing serves on the port")
@@ -111,7 +111,7 @@ class Nodes:
     async def heal(self, state: LoopState) -> LoopState:
         """Bring known-good up: after a revert, a crash, or whatever else left another state behind."""
         self._enter("heal")
-        await restore(self.hands, self._role(Role.KNOWN_GOOD))
+        await restore(self.hands, self.hands.role(Role.KNOWN_GOOD))
         return {"next": "observe"}
 
     async def plan(self, state: LoopState) -> LoopState:
@@ -120,7 +120,7 @@ class Nodes:
         self.hands.progress.phase("planning")
         facts = await self.target.facts()
         row = self.store.session(self.session_id)
-        spec = self.store.spec(self._role(Role.KNOWN_GOOD))
+        spec = self.store.spec(self.hands.role(Role.KNOWN_GOOD))
         proposal = self.planner.propose(View(engine=row.adoption.spec.engine, spec=spec, facts=facts))
         added: list[ev.Event] = [ev.TodoAdded(experiment=_baseline_experiment())]
         for experiment in proposal.experiments:
@@ -149,17 +149,17 @@ class Nodes:
         if choice.todo is None:
             return self._close(choice)
         experiment = choice.todo.experiment
-        parent = self._role(Role.KNOWN_GOOD)
+        parent = self.hands.role(Role.KNOWN_GOOD)
         try:
             spec = self.target.derive(self.store.spec(parent), experiment.changes)
         except PolicyRefused as refused:
-            self._refuse(experiment, refused.what)
+            self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
         identity = self._identity(spec.fingerprint)
         obstacle = self._obstacle(experiment, spec.fingerprint, parent, identity)
         broken = broken_constraints(spec, self.config.policy)
         if obstacle is not None or broken:
-            self._skip(experiment, obstacle or "; ".join(broken))
+            self._set_aside(experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
             return {"next": "choose"}
         decision = self.store.decide(
             self.session_id,
@@ -239,7 +239,7 @@ class Nodes:
         """Leave the final configuration serving, prove it, and close the session."""
         self._enter("finish")
         await self.hands.guard()
-        final = self._role(Role.KNOWN_GOOD)
+        final = self.hands.role(Role.KNOWN_GOOD)
         position = await self.hands.where()
         serving = position.trial
         if serving is None or serving.fingerprint != final or await self.target.trouble() is not None:
@@ -264,11 +264,6 @@ class Nodes:
 
     def _enter(self, node: str) -> None:
         self.hands.journal.fault(f"node:{node}")
-
-    def _role(self, role: Role) -> str:
-        fingerprint = self.store.role(self.session_id, role)
-        assert fingerprint is not None, f"role {role} is set when a session opens"
-        return fingerprint
 
     def _open(self) -> tuple[ComparisonRow, Comparison]:
         row = self.store.open_comparison(self.session_id)
@@ -306,27 +301,21 @@ class Nodes:
         self.hands.write(
             ev.TodoAdded(experiment=_close_out_experiment()),
             ev.ComparisonOpened(
-                experiment_id=CLOSE_OUT, parent=self._role(Role.ORIGINAL), candidate=self._role(Role.KNOWN_GOOD)
+                experiment_id=CLOSE_OUT,
+                parent=self.hands.role(Role.ORIGINAL),
+                candidate=self.hands.role(Role.KNOWN_GOOD),
             ),
             ev.DecisionMade(decision=decision),
         )
         return {"next": "apply"}
 
-    def _refuse(self, experiment: Experiment, reason: str) -> None:
+    def _set_aside(self, experiment: Experiment, kind: DecisionKind, status: TodoStatus, reason: str) -> None:
+        """Decide against an experiment without having touched the server for it."""
         decision = self.store.decide(
-            self.session_id, kind=DecisionKind.BLOCK, subject=experiment.id, what=experiment.title, reason=reason
+            self.session_id, kind=kind, subject=experiment.id, what=experiment.title, reason=reason
         )
         self.hands.write(
-            ev.TodoChanged(experiment_id=experiment.id, status=TodoStatus.BLOCKED, reason=reason),
-            ev.DecisionMade(decision=decision),
-        )
-
-    def _skip(self, experiment: Experiment, reason: str) -> None:
-        decision = self.store.decide(
-            self.session_id, kind=DecisionKind.SKIP, subject=experiment.id, what=experiment.title, reason=reason
-        )
-        self.hands.write(
-            ev.TodoChanged(experiment_id=experiment.id, status=TodoStatus.SKIPPED, reason=reason),
+            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=reason),
             ev.DecisionMade(decision=decision),
         )
 
@@ -392,7 +381,7 @@ class Nodes:
     def _give_up(self, noise: str) -> LoopState:
         """The host stays noisy: without a final comparison nothing kept is confirmed, so the original returns."""
         if kept_anything(self.store, self.session_id):
-            original = self._role(Role.ORIGINAL)
+            original = self.hands.role(Role.ORIGINAL)
             decision = self.store.decide(
                 self.session_id,
                 kind=DecisionKind.REVERT,
@@ -407,8 +396,8 @@ class Nodes:
         return {"next": "finish"}
 
     def _kept_changes(self) -> list[str]:
-        original = self.store.spec(self._role(Role.ORIGINAL))
-        return self.store.spec(self._role(Role.KNOWN_GOOD)).differences(original)
+        original = self.store.spec(self.hands.role(Role.ORIGINAL))
+        return self.store.spec(self.hands.role(Role.KNOWN_GOOD)).differences(original)
 
 
 async def restore(hands: Hands, fingerprint: str) -> Trial:

@@ -203,8 +203,7 @@ class Runner:
         what = await self.target.restored_meanwhile()
         if what is None:
             return
-        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
-        assert known_good is not None, "roles are set when a session opens"
+        known_good = self.hands.role(Role.KNOWN_GOOD)
         serving = await self.target.serving()
         happened: list[ev.Event] = []
         if serving is not None and serving.spec.fingerprint == known_good and serving.key is not None:
@@ -253,8 +252,7 @@ class Runner:
         """Ctrl-C, SIGTERM or `stop`: end the run under way, bring known-good back, stay resumable."""
         self.progress.phase("stopping: known-good comes back first")
         await self.hands.abandon_runs()
-        known_good = self.store.role(self.session_id, Role.KNOWN_GOOD)
-        assert known_good is not None
+        known_good = self.hands.role(Role.KNOWN_GOOD)
         trial = await self._known_good(known_good)
         decision = self.store.decide(
             self.session_id,
@@ -279,8 +277,7 @@ class Runner:
     async def put_back(self, original: bool) -> Trial:
         """The `restore` command: bring known-good (or the original) up if it does not serve already."""
         role = Role.ORIGINAL if original else Role.KNOWN_GOOD
-        fingerprint = self.store.role(self.session_id, role)
-        assert fingerprint is not None, "roles are set when a session opens"
+        fingerprint = self.hands.role(role)
         self.hands.write(ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner")))
         await self._after_silence()
         await self.hands.abandon_runs()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 
@@ -549,8 +548,3 @@ class Adoption(Frozen):
 
 
 Trial.model_rebuild()
-
-
-def finite(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Only the entries that are real, finite numbers: an absent figure must never look like zero."""
-    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}

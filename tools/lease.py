@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from state.errors import RefusedForSafety, TargetLocked
+from state.errors import CommandFailed, RefusedForSafety, TargetLocked
 from state.models import Frozen
 from tools import jobs
 from tools.procfs import STAT_SH
@@ -104,7 +104,12 @@ async def take(host: Host, root: str, holder: str, length_s: int, predecessor: s
             do="let it finish, or `stop` it; the lease of a dead agent runs out by itself",
         )
     if not result.ok:
-        await host.check(_take_script(root, holder, length_s, predecessor), timeout_s=60)
+        raise CommandFailed(
+            "the lease on the target could not be taken",
+            where={"host": host.name, "directory": f"{root}/lease", "ended": result.ending},
+            tail=result.tail,
+            do="check that the directory is writable for this user and that the disk is not full",
+        )
     return Lease(root=root, epoch=int(result.text.split()[-1]), length_s=length_s)
 
 
