@@ -1,6 +1,8 @@
 # Handles of the project; everything runs in .venv, which `make install` creates.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests mostly wait for servers; two at a time use two cores. A module's fixtures stay in one worker.
+WORKERS := -n 2 --dist loadscope
 STAMP := .venv/.installed
 
 .PHONY: install demo test test-all lint format crash bench native docs
@@ -17,10 +19,10 @@ demo: install
 	$(BIN)/python run_agent.py demo $(if $(CHECK),--check)
 
 test: install
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest $(WORKERS) -m 'not slow'
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 lint: install
 	$(BIN)/ruff check .
