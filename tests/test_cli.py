@@ -294,7 +294,7 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("spoil", "said"), SPOILED)
-@pytest.mark.parametrize("name", ["status", "resume"])
+@pytest.mark.parametrize("name", [*READING, "resume", "restore"])
 def test_a_database_that_is_not_ours_to_read_is_refused_and_left_as_it_is(
     name: str, spoil: Any, said: str, own: Path
 ) -> None:
