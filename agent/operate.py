@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,7 +28,7 @@ from agent.session import (
     refuse_unusable,
 )
 from agent.tenure import any_holder_of, holder_of
-from state.errors import ConfigError, RatchetError, StoreError
+from state.errors import ConfigError, RatchetError, StoppedByOperator, StoreError
 from state.journal import FaultPoint
 from state.models import Role, Trial
 from state.store import SessionRow, Store
@@ -36,12 +37,19 @@ from tools.remote import RemoteTarget
 
 @asynccontextmanager
 async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
-    """A target that is let go of at the end."""
-    target = await connect(config)
+    """A target that is let go of at the end. Inside a session Ctrl-C is the Runner's; here it is one before or after."""
     try:
-        yield target
-    finally:
-        await target.close()
+        target = await connect(config)
+        try:
+            yield target
+        finally:
+            await target.close()
+    except asyncio.CancelledError:
+        raise StoppedByOperator(
+            "stopped on request, outside a session's steps",
+            where={"target": config.target.name, "host": config.target.host},
+            do="`status` says whether a session is open; `resume` goes on with it, `start` begins one",
+        ) from None
 
 
 async def start(config: SessionConfig, database: Path, console: Console, again: str | None = None) -> int:
@@ -59,7 +67,7 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
                 open_session(store, session_id, config, adoption)
-            except RatchetError:
+            except (RatchetError, asyncio.CancelledError):
                 await target.release()
                 raise
             fault("agent:opened")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -314,3 +317,21 @@ def test_a_second_agent_is_refused_while_one_writes(own: Path) -> None:
         said = refused(ratchet("resume", "--db", own), 5)
     assert "another agent is writing" in said
     assert f"process {os.getpid()}" in said
+
+
+def test_ctrl_c_while_connecting_is_an_orderly_stop(tmp_path: Path) -> None:
+    """Nobody answers on the port: the agent waits for the SSH server's first word when the signal comes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = tmp_path / "session.toml"
+        text = (ROOT / "tests" / "data" / "config" / "least.toml").read_text()
+        session.write_text(
+            re.sub(r'host = ".*"', f'host = "127.0.0.1"\nport = {silent.getsockname()[1]}', text, count=1)
+        )
+        words = [sys.executable, str(ROOT / "run_agent.py"), "start", str(session), "--db", str(tmp_path / "state.db")]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as agent:
+            silent.accept()
+            agent.send_signal(signal.SIGINT)
+            said = agent.communicate(timeout=60)[1]
+    assert agent.returncode == 4
+    assert said.startswith("ratchet: stopped on request")
+    assert "Traceback" not in said

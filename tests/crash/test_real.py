@@ -24,7 +24,7 @@ from tests.e2e.test_silence import markers
 
 pytestmark = pytest.mark.real
 
-SHORT_LEASE_S = 5
+SHORT_LEASE_S = 10
 CANDIDATE = "T2"
 """The first launch of the night: the adopted server is T1."""
 FIRST_RUN = "M3"
@@ -183,14 +183,14 @@ def test_what_the_watcher_did_is_told_by_the_next_resume_if_one_dies_before_it_l
     agent = host.agent("start", session, *database(host))
     host.until(lambda: candidate_at_work(host), agent)
     agent.kill()
-    host.until(lambda: bool(markers(host)))
+    host.until(lambda: "restored" in [marker[0] for marker in markers(host)])
     assert live(host, session, f"at:{point}").process.returncode == KILLED
     end = host.command("restore", *database(host))  # looks back like a resume, and is over sooner
     assert end.process.returncode == 0, end.said
     with host.store() as store:
         told = [d["reason"] for d in store.decisions(store.latest_session().id) if d["kind"] == "restore"]
         assert words_of(host.argv()) == spec_words(store, Role.KNOWN_GOOD)
-    assert [reason.partition(":")[0] for reason in told] == [
+    assert [reason.partition(":")[0] for reason in told][-2:] == [  # a busy machine may have fired a watcher before
         "no agent renewed the lease; restored",
         "a person asked for it",
     ]
