@@ -131,7 +131,7 @@ class Hands:
         done = await self.journal.once(f"{trial.id}/launch", {"fingerprint": fingerprint, "key": key}, act, observe)
         ready = await self.target.await_ready(key)
         self.journal.fault(f"{trial.id}:ready")
-        down_s = self.store.clock() - self.store.opened_at("trials", trial.id)
+        down_s = self._since(self.store.opened_at("trials", trial.id))
         if isinstance(ready, Failure):
             changes = {"status": TrialStatus.FAILED, "failure": ready, "down_s": down_s}
             self.write(ev.TrialClosed(trial=trial.model_copy(update=changes)))
@@ -193,6 +193,10 @@ class Hands:
         return boots[-1] if boots else None
 
     # --- parts ---------------------------------------------------------------------------------------------
+
+    def _since(self, at: float) -> float:
+        """Seconds since `at`; an earlier agent's clock may have been ahead of ours."""
+        return max(0.0, self.store.clock() - at)
 
     async def _refuse_reboot(self) -> None:
         now = await self.target.boot_id()
@@ -279,7 +283,7 @@ class Hands:
                 "reasons": reasons,
                 "metrics": result.metrics,
                 "telemetry": result.telemetry,
-                "seconds": self.store.clock() - self.store.opened_at("measurements", taken.id),
+                "seconds": self._since(self.store.opened_at("measurements", taken.id)),
             }
         )
         return closed, result.raw

@@ -37,7 +37,7 @@ from tools.remote import RemoteTarget
 
 @asynccontextmanager
 async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
-    """A target that is let go of at the end. Inside a session Ctrl-C is the Runner's; here it is one before or after."""
+    """A target that is let go of at the end. Inside a session Ctrl-C is the Runner's; here it came before or after."""
     try:
         target = await connect(config)
         try:

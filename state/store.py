@@ -88,6 +88,15 @@ class EffectRow(Frozen):
     outcome: dict[str, Any] | None
 
 
+def steady_clock() -> Callable[[], float]:
+    """Unix time that no change of the machine's clock can move: wall time of now, then the monotonic clock's steps.
+
+    Budgets and durations are differences of these times, so a jump by an hour must neither spend nor give back an hour.
+    """
+    ahead = time.time() - time.monotonic()
+    return lambda: time.monotonic() + ahead
+
+
 class Store:
     """A handle on one state.db. Use `Store.write(path)` or `Store.read(path)`; both are context managers."""
 
@@ -102,7 +111,7 @@ class Store:
     @classmethod
     @contextmanager
     def write(
-        cls, path: Path, clock: Callable[[], float] = time.time, patience_s: float = PATIENCE_S
+        cls, path: Path, clock: Callable[[], float] | None = None, patience_s: float = PATIENCE_S
     ) -> Iterator[Store]:
         """Open for writing, creating and migrating as needed. Raises TargetLocked, StoreError.
 
@@ -125,7 +134,7 @@ class Store:
                     prove_writable(db, path)
                     db.execute("PRAGMA synchronous = FULL")
                     db.execute("PRAGMA foreign_keys = ON")
-                yield cls(db, path, clock, lock)
+                yield cls(db, path, clock or steady_clock(), lock)
             finally:
                 db.close()
 

@@ -329,9 +329,10 @@ def test_ctrl_c_while_connecting_is_an_orderly_stop(tmp_path: Path) -> None:
         )
         words = [sys.executable, str(ROOT / "run_agent.py"), "start", str(session), "--db", str(tmp_path / "state.db")]
         with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as agent:
-            silent.accept()
+            answering, _ = silent.accept()
             agent.send_signal(signal.SIGINT)
             said = agent.communicate(timeout=60)[1]
+            answering.close()
     assert agent.returncode == 4
     assert said.startswith("ratchet: stopped on request")
     assert "Traceback" not in said

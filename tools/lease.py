@@ -249,7 +249,7 @@ while :; do
   if [ $epoch -gt 0 ] && [ ! -e "$l/done-$epoch" ]; then
     {{ read -r who; read -r since; read -r length; read -r taken_in; }} <"$l/epochs/$epoch"
     beat=0
-    read -r beat <"$l/beat-$epoch" 2>/dev/null
+    read -r beat 2>/dev/null <"$l/beat-$epoch"
     read -r up _ </proc/uptime
     age=$((${{up%.*}} - ${{beat%.*}}))
     dead=

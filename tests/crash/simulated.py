@@ -98,9 +98,9 @@ def _one_point(scratch: Path, whole: Undisturbed, number: int, nested: str, know
     first = Wish("resume", f"nth:{number}", kind(whole.points[number - 1]))
     name = f"point {number} {whole.points[number - 1]}"
     base = scratch / f"base-{number}"
-    _lived(base, first, whole)
+    lived = _lived(base, first, whole)
     if name not in known:
-        yield _case(_copy(base, scratch / f"point-{number}"), name, (first,), whole, lived=1)
+        yield _case(_copy(base, scratch / f"point-{number}"), name, (first,), whole, lived=lived)
     if nested != "no":
         passed = _points(_copy(base, scratch / f"list-{number}"), whole)
         until = len(passed) if nested == "all" else _back_on_line(passed, whole.points)
@@ -108,7 +108,7 @@ def _one_point(scratch: Path, whole: Undisturbed, number: int, nested: str, know
             second = Wish("resume", f"nth:{again}", kind(passed[again - 1]))
             twice = f"{name}, then {again} {passed[again - 1]}"
             if twice not in known:
-                yield _case(_copy(base, scratch / f"twice-{number}"), twice, (first, second), whole, lived=1)
+                yield _case(_copy(base, scratch / f"twice-{number}"), twice, (first, second), whole, lived=lived)
     shutil.rmtree(base)
 
 
@@ -139,7 +139,7 @@ def _beside(scratch: Path, whole: Undisturbed, number: int, known: set[str]) -> 
         yield _case(scratch / f"gone-{number}", gone, (deleted,), whole)
     for command in ("restore", "restore --original"):
         base = scratch / f"restore-base-{number}"
-        _lived(base, first, whole)
+        lived = _lived(base, first, whole)
         if command.endswith("--original") and witness.status(base / "state.db") == "done":
             shutil.rmtree(base)
             continue
@@ -150,19 +150,24 @@ def _beside(scratch: Path, whole: Undisturbed, number: int, known: set[str]) -> 
             case = f"{name}, then {command}" + (f", killed at {at} {passed[at - 1]}" if at else "")
             if case not in known:
                 then = (first, step) if at == 0 else (first, step, Wish(command, "", f"then {command}"))
-                yield _case(_copy(base, scratch / f"restore-{number}"), case, then, whole, lived=1)
+                yield _case(_copy(base, scratch / f"restore-{number}"), case, then, whole, lived=lived)
         shutil.rmtree(base)
 
 
 # --- one case ----------------------------------------------------------------------------------------------------
 
 
-def _case(folder: Path, name: str, wishes: tuple[Wish, ...], whole: Undisturbed, lived: int = 0) -> Case:
-    """Live the wished lives (the first `lived` are over), resume to the end, and look at what is there."""
+def _case(
+    folder: Path, name: str, wishes: tuple[Wish, ...], whole: Undisturbed, lived: list[str] | None = None
+) -> Case:
+    """Live the wished lives, resume to the end, and look at what is there.
+
+    `lived` is what was wrong with the first life if that is over.
+    """
     told: list[list[witness.Event]] = []
-    wrong: list[str] = []
+    wrong = [*(lived or ())]
     for at, wish in enumerate(wishes):
-        if at >= lived:
+        if at > 0 or lived is None:
             wrong += _lived(folder, wish, whole)
         told.append(witness.committed(folder / "state.db"))
     wrong += _to_the_end(folder, told, whole)

@@ -20,7 +20,7 @@ from tests.crash.lives import KILLED
 from tests.crash.real import live, repeated, strays, wrong_end
 from tests.e2e.rig import Agent, Rig, rig
 from tests.e2e.test_real_session import FASTER, candidate_at_work, clients, database, spec_words, words_of
-from tests.e2e.test_silence import markers
+from tests.e2e.test_silence import markers, watchers
 
 pytestmark = pytest.mark.real
 
@@ -177,13 +177,19 @@ def host(tmp_path: Path, demo_model: Path) -> Iterator[Rig]:
         yield one
 
 
-@pytest.mark.parametrize("point", ["agent:took-over", "wrote:agent-attached+decision-made+session-moved"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("agent:took-over", marks=pytest.mark.slow),
+        "wrote:agent-attached+decision-made+session-moved",
+    ],
+)
 def test_what_the_watcher_did_is_told_by_the_next_resume_if_one_dies_before_it_looks(host: Rig, point: str) -> None:
     session = str(host.write_session(FASTER, lease_s=SHORT_LEASE_S))
     agent = host.agent("start", session, *database(host))
     host.until(lambda: candidate_at_work(host), agent)
     agent.kill()
-    host.until(lambda: "restored" in [marker[0] for marker in markers(host)])
+    host.until(lambda: "restored" in [marker[0] for marker in markers(host)] and not watchers(host))
     assert live(host, session, f"at:{point}").process.returncode == KILLED
     end = host.command("restore", *database(host))  # looks back like a resume, and is over sooner
     assert end.process.returncode == 0, end.said
