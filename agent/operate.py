@@ -60,6 +60,7 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
+            await target.refuse_held()
             await refuse_no_room_there(target)
             refuse_unusable(config, await target.adopt(), await target.trouble())
             await target.prepare()

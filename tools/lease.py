@@ -96,6 +96,13 @@ def fence(lease: Lease) -> str:
     return f"[ -e {ours} ] && [ ! -e {following} ] || {{ head -n 1 {following} >&2; exit {FENCED}; }}\n"
 
 
+async def refuse_held(host: Host, root: str) -> None:
+    """Look whether somebody holds the target, and take nothing. Raises TargetLocked."""
+    result = await host.run(f"{_held_sh(root, None)}\nrefuse_held", timeout_s=60)
+    if result.exit == HELD:
+        raise _locked(host, result)
+
+
 async def take(host: Host, root: str, holder: str, length_s: int, predecessor: str | None = None) -> Lease:
     """Open the next epoch. Raises TargetLocked while another holder renews its own.
 
@@ -103,11 +110,7 @@ async def take(host: Host, root: str, holder: str, length_s: int, predecessor: s
     """
     result = await host.run(_take_script(root, holder, length_s, predecessor), timeout_s=60)
     if result.exit == HELD:
-        raise TargetLocked(
-            "another agent holds this target",
-            where={"host": host.name, "held by": result.tail},
-            do="let it finish, or `stop` it; the lease of a dead agent runs out by itself",
-        )
+        raise _locked(host, result)
     if not result.ok:
         raise CommandFailed(
             "the lease on the target could not be taken",
@@ -116,6 +119,14 @@ async def take(host: Host, root: str, holder: str, length_s: int, predecessor: s
             do="check that the directory is writable for this user and that the disk is not full",
         )
     return Lease(root=root, epoch=int(result.text.split()[-1]), length_s=length_s)
+
+
+def _locked(host: Host, refused: CommandResult) -> TargetLocked:
+    return TargetLocked(
+        "another agent holds this target",
+        where={"host": host.name, "held by": refused.tail},
+        do="let it finish, or `stop` it; the lease of a dead agent runs out by itself",
+    )
 
 
 async def watch(fenced: FencedHost, restore_script: str | None) -> None:
@@ -235,37 +246,44 @@ def _beat(lease: Lease) -> str:
     return f'read -r up _ </proc/uptime && echo "$up" 1<>{beat} || exit 1'
 
 
-def _take_script(root: str, holder: str, length_s: int, predecessor: str | None) -> str:
-    """Sh that prints the new epoch's number; exits HELD, naming the holder, while somebody renews."""
+def _held_sh(root: str, predecessor: str | None) -> str:
+    """Sh that sets `l` and defines `refuse_held`: it sets `epoch`, and exits HELD, naming the holder, if there is one."""
     dead = "" if predecessor is None else f'case "$who" in {shlex.quote(predecessor)}*) dead=yes ;; esac'
     return f"""
 {STAT_SH}
-umask 077
 l={shlex.quote(f"{root}/lease")}
-mkdir -p "$l/epochs" || exit 1
-while :; do
+refuse_held() {{
   epoch=0
   for f in "$l"/epochs/*; do n=${{f##*/}}; [ -e "$f" ] && [ "$n" -gt $epoch ] && epoch=$n; done
-  if [ $epoch -gt 0 ] && [ ! -e "$l/done-$epoch" ]; then
-    {{ read -r who; read -r since; read -r length; read -r taken_in; }} <"$l/epochs/$epoch"
-    beat=0
-    read -r beat 2>/dev/null <"$l/beat-$epoch"
-    read -r up _ </proc/uptime
-    age=$((${{up%.*}} - ${{beat%.*}}))
-    dead=
-    {dead}
-    if [ "$taken_in" = "$boot" ] && [ -z "$dead" ]; then
-      # A watcher is at work for as long as its job lives; an agent for as long as it renews.
-      working=
-      if [ "$who" = {shlex.quote(WATCHER)} ]; then
-        for f in "{root}/jobs/watcher-$((epoch - 1))/process" "{root}/jobs/watcher-$((epoch - 1))"-*/process; do
-          read -r pid ticks pboot <"$f" && [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && working=yes
-        done 2>/dev/null
-      elif [ $age -lt "$length" ]; then working=yes
-      fi
-      if [ -n "$working" ]; then echo "$who, since $since, renewed $age s ago" >&2; exit {HELD}; fi
-    fi
+  [ $epoch -gt 0 ] && [ ! -e "$l/done-$epoch" ] || return 0
+  {{ read -r who; read -r since; read -r length; read -r taken_in; }} <"$l/epochs/$epoch"
+  beat=0
+  read -r beat 2>/dev/null <"$l/beat-$epoch"
+  read -r up _ </proc/uptime
+  age=$((${{up%.*}} - ${{beat%.*}}))
+  dead=
+  {dead}
+  [ "$taken_in" = "$boot" ] && [ -z "$dead" ] || return 0
+  # A watcher is at work for as long as its job lives; an agent for as long as it renews.
+  working=
+  if [ "$who" = {shlex.quote(WATCHER)} ]; then
+    for f in "{root}/jobs/watcher-$((epoch - 1))/process" "{root}/jobs/watcher-$((epoch - 1))"-*/process; do
+      read -r pid ticks pboot <"$f" && [ "$pboot" = "$boot" ] && lives "$pid" "$ticks" && working=yes
+    done 2>/dev/null
+  elif [ $age -lt "$length" ]; then working=yes
   fi
+  if [ -n "$working" ]; then echo "$who, since $since, renewed $age s ago" >&2; exit {HELD}; fi
+}}
+"""
+
+
+def _take_script(root: str, holder: str, length_s: int, predecessor: str | None) -> str:
+    """Sh that prints the new epoch's number; exits HELD, naming the holder, while somebody renews."""
+    return f"""{_held_sh(root, predecessor)}
+umask 077
+mkdir -p "$l/epochs" || exit 1
+while :; do
+  refuse_held
   epoch=$((epoch + 1))
   printf '%s\\n' {shlex.quote(holder)} "$(date -u '+%F %T UTC')" {length_s} "$boot" >"$l/.taker-$$" || exit 1
   read -r up _ </proc/uptime

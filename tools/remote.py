@@ -128,6 +128,14 @@ class RemoteTarget:
 
     # --- the lease -----------------------------------------------------------------------------------------
 
+    async def refuse_held(self) -> None:
+        """Look whether somebody holds the target: between two launches nobody serves, which is no reason to say so.
+
+        Touches nothing. Raises TargetLocked.
+        """
+        await self.look_around()
+        await lease.refuse_held(self.host, self.root)
+
     async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
         """See `Target.acquire`; every change from here on is refused by the host once somebody else has taken it."""
         self.session_id, self.holders = session_id, predecessor or holder

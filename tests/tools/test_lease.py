@@ -49,6 +49,18 @@ async def test_one_holder_at_a_time_and_the_refusal_names_it(root: str) -> None:
     assert second.epoch == first.epoch + 1
 
 
+async def test_looking_who_holds_a_target_takes_nothing(root: str) -> None:
+    await lease.refuse_held(LocalHost(), root)
+    assert not Path(root, "lease").exists()
+    held = await lease.take(LocalHost(), root, "session a, process 1", LONG_S)
+    with pytest.raises(TargetLocked) as refused:
+        await lease.refuse_held(LocalHost(), root)
+    assert refused.value.where["held by"].startswith("session a, process 1, since ")
+    await lease.release(FencedHost(LocalHost(), held))
+    await lease.refuse_held(LocalHost(), root)
+    assert [path.name for path in Path(root, "lease", "epochs").iterdir()] == [str(held.epoch)]
+
+
 async def test_many_takers_at_once_and_one_wins(root: str) -> None:
     takers = [lease.take(LocalHost(), root, f"taker {n}", LONG_S) for n in range(6)]
     results = await asyncio.gather(*takers, return_exceptions=True)
