@@ -247,7 +247,7 @@ def _beat(lease: Lease) -> str:
 
 
 def _held_sh(root: str, predecessor: str | None) -> str:
-    """Sh that sets `l` and defines `refuse_held`: it sets `epoch`, and exits HELD, naming the holder, if there is one."""
+    """Sh that sets `l` and defines `refuse_held`: it sets `epoch`, and exits HELD, naming who holds it."""
     dead = "" if predecessor is None else f'case "$who" in {shlex.quote(predecessor)}*) dead=yes ;; esac'
     return f"""
 {STAT_SH}
