@@ -64,6 +64,7 @@ at = ["few"]
 baseline_runs = 2
 min_blocks = 2
 max_blocks = 2
+max_runs = 1
 
 [validity]                   # whoever else uses this machine must not decide how a test ends
 max_foreign_cpu_cores = 1000
