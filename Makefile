@@ -34,7 +34,8 @@ format: install
 	$(BIN)/ruff format .
 
 crash: install
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/crash tests/agent/test_loop.py -k 'kill or vanish'
+	$(BIN)/python -m tests.crash $(if $(NESTED),--nested $(NESTED))
+	$(BIN)/python -m tests.crash --real
 
 bench: install
 	$(BIN)/python benchmarks/client_rate.py --check

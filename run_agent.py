@@ -8,14 +8,16 @@ and `replay` answer at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from state.errors import RatchetError
+from state.errors import ConfigError, RatchetError
 
 if TYPE_CHECKING:
     from state.store import Store
@@ -38,11 +40,34 @@ SessionId = Annotated[str | None, typer.Argument(help="A session's id; the lates
 
 def main() -> None:
     """Run the command line; our own errors become a message and their exit code, never a traceback."""
+    code: int | str | None = 0
+    unwritten = None
     try:
         app()
+    except SystemExit as ended:
+        code = ended.code
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        unwritten = error
+    unwritten = _write_out() or unwritten
+    if unwritten is not None:
+        print(f"ratchet: the output could not be written: {unwritten.strerror}", file=sys.stderr)
+        print("  what you can do: free some space; `replay` and `report` tell it again at any time", file=sys.stderr)
+    sys.exit(code or (3 if unwritten is not None else 0))
+
+
+def _write_out() -> OSError | None:
+    """Write out what was printed; what cannot be is given up, so that the interpreter does not try it again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return None if isinstance(error, BrokenPipeError) else error  # a reader that left has seen enough
+    return None
 
 
 @app.command()
@@ -60,10 +85,10 @@ def start(
     from agent import operate
     from agent.places import database_for
 
-    if dry_run:
-        _print_diagnosis(asyncio.run(operate.preflight(config)), as_json=False)
-        return
     database = database_for(config.target.name, db)
+    if dry_run:
+        _print_diagnosis(asyncio.run(operate.preflight(config, database)), as_json=False)
+        return
     raise typer.Exit(asyncio.run(operate.start(config, database, Console())))
 
 
@@ -163,7 +188,12 @@ def report(
     if output is None:
         print(text, end="")
     else:
-        output.write_text(text)
+        try:
+            output.write_text(text)
+        except OSError as error:
+            raise ConfigError(
+                f"the report could not be written: {error.strerror}", where={"file": output}, do="name another file"
+            ) from error
         print(f"written to {output}")
 
 
@@ -203,8 +233,10 @@ def doctor(session_file: SessionFile = Path("session.toml"), as_json: Json = Fal
     """Read-only pre-flight: what would be found, allowed and done, and how long it would take."""
     from agent import operate
     from agent.config import load
+    from agent.places import database_for
 
-    diagnosis = asyncio.run(operate.preflight(load(session_file)))
+    config = load(session_file)
+    diagnosis = asyncio.run(operate.preflight(config, database_for(config.target.name, None)))
     _print_diagnosis(diagnosis, as_json)
     raise typer.Exit(diagnosis.exit_code)
 

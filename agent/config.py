@@ -136,6 +136,9 @@ class TargetSection(Frozen):
     lease_s: int = Field(
         default=300, ge=5, description="silence of the agent after which the host itself puts known-good back"
     )
+    reconnect_s: float = Field(
+        default=1800.0, ge=0, description="how long to wait for a host that cannot be reached any more before giving up"
+    )
     python: str = Field(default="python3", min_length=1, description="Python 3.8 or later on the host")
 
 

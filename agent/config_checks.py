@@ -12,7 +12,7 @@ from state.models import Disruption, Experiment, JudgeRule, Policy, Workload
 Sections = Mapping[str, Any]
 
 # What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
-RESERVED = ("adopted", "baseline", "close-out", "restore")
+RESERVED = ("adopted", "baseline", "close-out", "confirm", "restore")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:

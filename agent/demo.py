@@ -260,7 +260,7 @@ def _unfinished(database: Path) -> SessionConfig | None:
         return None
     with Store.read(database) as store:
         rows = store.sessions()
-        if not rows or rows[-1].status in (SessionStatus.DONE, SessionStatus.FAILED):
+        if not rows or rows[-1].status is SessionStatus.DONE:
             return None
         return SessionConfig.model_validate(rows[-1].config)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from pathlib import Path
 from typing import Literal
 
 from agent import chooser
@@ -17,6 +19,7 @@ from agent.policy import (
     needed_disruption,
     observation_s,
 )
+from agent.room import refuse_no_room_here, refuse_no_room_there
 from state.errors import PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
 from tools.target import Target
@@ -51,15 +54,16 @@ class Diagnosis(Frozen):
     exit_code: int = 0
 
 
-async def examine(target: Target, config: SessionConfig, planner: Planner) -> Diagnosis:
+async def examine(target: Target, config: SessionConfig, planner: Planner, database: Path) -> Diagnosis:
     """Run every check that the target's state allows, in the order in which `start` would need them."""
-    checks: list[Check] = []
+    checks = [await _room("database", _here(database))]
     try:
         adoption = await target.adopt()
     except RatchetError as error:
         failed = Check(name="server", status="failed", text=error.what, do=error.do)
-        return Diagnosis(checks=(failed,), exit_code=error.exit_code)
+        return Diagnosis(checks=(*checks, failed), exit_code=error.exit_code)
     checks.append(Check(name="server", status="ok", text=f"process {adoption.process.pid}, {adoption.engine_version}"))
+    checks.append(await _room("host's folder", refuse_no_room_there(target)))
     checks += [await _generates(target), *_adoption_checks(adoption, config), await _quiet(target, config)]
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
@@ -74,6 +78,17 @@ async def examine(target: Target, config: SessionConfig, planner: Planner) -> Di
         estimate_s=_estimate(plan, config),
         exit_code=_exit_code(checks),
     )
+
+
+async def _here(database: Path) -> float:
+    return refuse_no_room_here(database)
+
+
+async def _room(name: str, look: Awaitable[float]) -> Check:
+    try:
+        return Check(name=name, status="ok", text=f"{await look:.0f} MiB free")
+    except RatchetError as error:
+        return Check(name=name, status="failed", text=error.what, do=error.do)
 
 
 async def _generates(target: Target) -> Check:

@@ -27,8 +27,10 @@ from tools.diagnose import Action
 CLOSE_OUT = "close-out"
 BASELINE = "baseline"
 RESTORE = "restore"
+CONFIRM = "confirm"
+"""The runs with which a session confirms what it leaves; they belong to no comparison."""
 ABANDONED = "abandoned"
-BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE})
+BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
 
 RETRY_ONCE = frozenset({Action.RETRY_ONCE.value, Action.CLEAN_AND_RETRY_ONCE.value})
 
@@ -37,7 +39,7 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
     """Everything the judge may look at for one experiment."""
     row = store.comparison(session_id, experiment_id)
     trials = {trial.id: trial for trial in store.trials(session_id)}
-    everything = store.measurements(session_id)
+    everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
     failure = start_failure(list(trials.values()), experiment_id, row.candidate)
     closing = experiment_id == CLOSE_OUT
     epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}

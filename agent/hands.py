@@ -12,9 +12,9 @@ from agent.config import SessionConfig
 from agent.evidence import ABANDONED
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
-from agent.validity import COLLAPSED, invalid_reasons
+from agent.validity import COLLAPSED, TRAFFIC, invalid_reasons
 from state import events as ev
-from state.errors import CommandFailed, ForeignChange, RefusedForSafety, StoppedByOperator
+from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
 from state.models import (
     Arm,
@@ -64,10 +64,12 @@ class Hands:
         self.stop_asked = stop_asked
         self.refused: RefusedForSafety | None = None
         self.guarded = ""
+        self.boots_noted: set[str] = set()
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
         self.store.append(self.session_id, *happened)
+        self.journal.fault(f"wrote:{'+'.join(dict.fromkeys(event.kind for event in happened))}")
         for event in happened:
             self.progress.happened(event)
 
@@ -92,13 +94,15 @@ class Hands:
             self.guarded = known_good
 
     async def where(self) -> Position:
-        """Match the serving process with the trials that we know. Raises ForeignChange."""
+        """Match the serving process with the trials that we know. Raises ForeignChange, HostRebooted."""
         serving = await self.target.serving()
         if serving is None:
+            await self._refuse_reboot()
             return Position(trial=None, serving=None)
         for trial in reversed(self.store.trials(self.session_id)):
-            if trial.process == serving.process or self._key(trial.id) == serving.key:
+            if trial.process == serving.process or self.key(trial.id) == serving.key:
                 return Position(trial=trial, serving=serving)
+        await self._refuse_reboot()
         await self.target.renew()  # if the host's watcher or another agent took over, this says so
         raise ForeignChange(
             "the server on the port is neither the adopted one nor one that this session launched",
@@ -115,24 +119,25 @@ class Hands:
         trial = self._reopened(fingerprint, experiment_id)
         spec = self.store.spec(fingerprint)
         self.progress.phase(f"launching {trial.id} for {experiment_id}")
-        key = self._key(trial.id)
+        key = self.key(trial.id)
 
         async def act() -> dict[str, str]:
-            await self.target.launch(key, spec)
-            return {"launch": key}
+            told = await self.target.launch(key, spec, lambda: self.journal.fault(f"{trial.id}/launch:stopped"))
+            return {"launch": key, "told": told}
 
         async def observe() -> dict[str, str] | None:
             return {"launch": key} if await self.target.launched(key) else None
 
-        await self.journal.once(f"{trial.id}/launch", {"fingerprint": fingerprint, "key": key}, act, observe)
+        done = await self.journal.once(f"{trial.id}/launch", {"fingerprint": fingerprint, "key": key}, act, observe)
         ready = await self.target.await_ready(key)
         self.journal.fault(f"{trial.id}:ready")
-        down_s = self.store.clock() - self.store.opened_at("trials", trial.id)
+        down_s = self._since(self.store.opened_at("trials", trial.id))
         if isinstance(ready, Failure):
             changes = {"status": TrialStatus.FAILED, "failure": ready, "down_s": down_s}
             self.write(ev.TrialClosed(trial=trial.model_copy(update=changes)))
             return trial.model_copy(update=changes)
-        notes = [ev.Noted(text=f"{trial.id} runs differently: {text}", subject=trial.id) for text in ready.mismatches]
+        remarks = [*done.get("told", "").splitlines(), *(f"it runs differently: {text}" for text in ready.mismatches)]
+        notes = [ev.Noted(text=f"{trial.id}: {text}", subject=trial.id) for text in remarks]
         closed = trial.model_copy(
             update={"status": TrialStatus.READY, "process": ready.process, "load_s": ready.load_s, "down_s": down_s}
         )
@@ -142,9 +147,9 @@ class Hands:
     async def measure(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement:
         """Make the wanted run on the serving trial, or go on with the one that was under way."""
         assert trial.process is not None
-        taken = self._open_measurement() or self._new_measurement(need, comparison, trial)
+        taken = await self._taken_up(need, comparison, trial) or self._new_measurement(need, comparison, trial)
         point = self.config.workload.point(taken.load_point)
-        key = self._key(taken.id)
+        key = self.key(taken.id)
         request = RunRequest(point=point, workload=self.config.workload, seed=taken.seed, process=trial.process)
         self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
 
@@ -171,15 +176,32 @@ class Hands:
         """End the benchmark that is under way, if any, so that a restore does not have to share the host with it."""
         taken = self._open_measurement()
         if taken is not None:
-            await self.target.stop_run(self._key(taken.id))
-            why = "stopped on request"
-            lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": (why,)})
-            self.write(*self.journal.abandoned(f"{taken.id}/run", why), ev.MeasurementClosed(measurement=lost))
+            await self._lose(taken, "stopped on request")
+
+    @property
+    def run_under_way(self) -> bool:
+        """Whether a benchmark was begun, by this agent process or an earlier one, and its end was not written yet."""
+        return self._open_measurement() is not None
+
+    def key(self, item_id: str) -> str:
+        """Name of a launch or a run on the host."""
+        return f"{self.session_id}-{item_id}"
+
+    def last_boot(self) -> str | None:
+        """The boot of the host in which the newest process that we know was started."""
+        boots = [t.process.boot_id for t in self.store.trials(self.session_id) if t.process is not None]
+        return boots[-1] if boots else None
 
     # --- parts ---------------------------------------------------------------------------------------------
 
-    def _key(self, item_id: str) -> str:
-        return f"{self.session_id}-{item_id}"
+    def _since(self, at: float) -> float:
+        """Seconds since `at`; an earlier agent's clock may have been ahead of ours."""
+        return max(0.0, self.store.clock() - at)
+
+    async def _refuse_reboot(self) -> None:
+        now = await self.target.boot_id()
+        if now != self.last_boot() and now not in self.boots_noted:
+            raise HostRebooted("the host was rebooted", where={"target": self.target.name}, do="`resume` goes on")
 
     def _reopened(self, fingerprint: str, experiment_id: str) -> Trial:
         for trial in self.store.trials(self.session_id):
@@ -193,6 +215,23 @@ class Hands:
         trial = Trial(id=self.store.next_id("trials", "T"), experiment_id=experiment_id, fingerprint=fingerprint)
         self.write(ev.TrialOpened(trial=trial))
         return trial
+
+    async def _taken_up(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement | None:
+        """The run that is under way if it is the wanted one on this very launch; any other one is ended."""
+        taken = self._open_measurement()
+        if taken is None:
+            return None
+        wanted = (comparison.experiment_id, trial.id, need.arm, need.block, need.load_point)
+        if (taken.experiment_id, taken.trial_id, taken.arm, taken.block, taken.load_point) == wanted:
+            return taken
+        await self._lose(taken, "another run was wanted after an interruption")
+        return None
+
+    async def _lose(self, taken: Measurement, why: str) -> None:
+        """End a run that nobody waits for any more, and close it as lost."""
+        await self.target.stop_run(self.key(taken.id))
+        lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": (why,)})
+        self.write(*self.journal.abandoned(f"{taken.id}/run", why), ev.MeasurementClosed(measurement=lost))
 
     def _open_measurement(self) -> Measurement | None:
         found = [m for m in self.store.measurements(self.session_id) if m.status is MeasurementStatus.OPEN]
@@ -234,6 +273,9 @@ class Hands:
         point = self.config.workload.point(taken.load_point)
         reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity)
         serving = await self.target.serving()
+        traffic = await self.target.foreign_traffic()
+        if traffic is not None:
+            reasons = (*reasons, f"{TRAFFIC}: {traffic} right after the run")
         if serving is None or serving.process != trial.process:
             reasons = (*reasons, "the server that was measured no longer serves")
         if collapse is not None:
@@ -244,7 +286,7 @@ class Hands:
                 "reasons": reasons,
                 "metrics": result.metrics,
                 "telemetry": result.telemetry,
-                "seconds": self.store.clock() - self.store.opened_at("measurements", taken.id),
+                "seconds": self._since(self.store.opened_at("measurements", taken.id)),
             }
         )
         return closed, result.raw

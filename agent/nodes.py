@@ -11,10 +11,10 @@ from typing import TypedDict
 from agent import chooser
 from agent.config import SessionConfig
 from agent.decisions import Ids, after_close_out, after_verdict
+from agent.ending import proven, restore
 from agent.evidence import (
     BASELINE,
     CLOSE_OUT,
-    RESTORE,
     comparison_of,
     costs,
     kept_anything,
@@ -29,7 +29,7 @@ from agent.planners.base import Planner, View
 from agent.policy import broken_constraints, forbidden, out_of_time
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from state import events as ev
-from state.errors import NeedsHuman, PolicyRefused
+from state.errors import ForeignTraffic, PolicyRefused
 from state.models import (
     Arm,
     DecisionKind,
@@ -209,7 +209,10 @@ class Nodes:
         position = await self.hands.where()
         if position.trial is None or position.trial.fingerprint != wanted:
             return {"next": "apply"}
-        noise = await self._wait_for_quiet() if self._wait_first(comparison) else None
+        # A run that a former agent began is itself what the server is busy with.
+        noise = None
+        if not self.hands.run_under_way:
+            noise = await self._wait_for_quiet(self._wait_first(comparison))
         if noise is not None:
             self.hands.void(need, comparison, position.trial, noise)
             return {"next": "judge"}
@@ -233,6 +236,7 @@ class Nodes:
             self.hands.write(*after_close_out(row, verdict, self._ids()))
         else:
             self.hands.write(*after_verdict(row, verdict, self.store.todos(self.session_id), self._ids()))
+        await self.hands.guard()
         return {"next": "finish" if row.experiment.id == CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
@@ -240,10 +244,9 @@ class Nodes:
         self._enter("finish")
         await self.hands.guard()
         final = self.hands.role(Role.KNOWN_GOOD)
-        position = await self.hands.where()
-        serving = position.trial
-        if serving is None or serving.fingerprint != final or await self.target.trouble() is not None:
-            serving = await restore(self.hands, final)
+        self.hands.journal.fault("finish:guarded")
+        proof = await proven(self.hands, final)
+        self.hands.journal.fault("finish:proven")
         why = too_noisy(self.store, self.session_id) or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
@@ -251,7 +254,12 @@ class Nodes:
             else ("the improved configuration serves: " + "; ".join(self._kept_changes()))
         )
         end = self.store.decide(
-            self.session_id, kind=DecisionKind.END, subject=serving.id, what=what, reason=why, evidence=(serving.id,)
+            self.session_id,
+            kind=DecisionKind.END,
+            subject=proof.trial.id,
+            what=what,
+            reason=f"{why}; {proof.words}",
+            evidence=proof.evidence,
         )
         self.hands.write(
             ev.RoleSet(role=Role.FINAL, fingerprint=final, reason=why),
@@ -363,18 +371,29 @@ class Nodes:
         first = not self.store.measurements(self.session_id)
         return first or bool(streak and noisy(streak[-1].reasons))
 
-    async def _wait_for_quiet(self) -> str | None:
-        """Wait for a quiet host with a deadline; why not when it never was."""
+    async def _wait_for_quiet(self, cores_too: bool) -> str | None:
+        """Wait with a deadline until nobody else uses the server (and the host is quiet); why not when it never was.
+
+        Raises ForeignTraffic when somebody keeps using the server: a person has to say who may have it tonight.
+        """
         waited = 0.0
         rule = self.config.validity
         while True:
-            busy = await self.target.foreign_cores()
-            if busy is None or busy <= rule.max_foreign_cpu_cores:
+            traffic = await self.target.foreign_traffic()
+            busy = (await self.target.foreign_cores() if cores_too else None) or 0.0
+            if traffic is None and busy <= rule.max_foreign_cpu_cores:
                 return None
+            disturbed = f"{busy:.2f} cores busy with other work" if traffic is None else f"{traffic} of somebody else"
             if waited >= rule.quiet_wait_s:
-                return f"{QUIET}: not quiet within {waited:.0f} s, {busy:.2f} cores busy with other work"
+                if traffic is None:
+                    return f"{QUIET}: not quiet within {waited:.0f} s, {disturbed}"
+                raise ForeignTraffic(
+                    "somebody else keeps using the server, so nothing can be measured",
+                    where={"target": self.target.name, "seen": disturbed, "waited": f"{waited:.0f} s"},
+                    do="find out who it is; `resume` goes on when the server is left alone",
+                )
             self.hands.check_stop()
-            self.hands.progress.tick(f"waiting for a quiet host: {busy:.2f} cores busy", waited, rule.quiet_wait_s)
+            self.hands.progress.tick(f"waiting for a quiet host: {disturbed}", waited, rule.quiet_wait_s)
             await self.target.pause(QUIET_CHECK_S)
             waited += QUIET_CHECK_S
 
@@ -398,24 +417,6 @@ class Nodes:
     def _kept_changes(self) -> list[str]:
         original = self.store.spec(self.hands.role(Role.ORIGINAL))
         return self.store.spec(self.hands.role(Role.KNOWN_GOOD)).differences(original)
-
-
-async def restore(hands: Hands, fingerprint: str) -> Trial:
-    """Bring a configuration up that must come up; one retry, then a person is needed."""
-    trial = await hands.bring_up(fingerprint, RESTORE)
-    if trial.status is not TrialStatus.READY:
-        hands.write(ev.Noted(text=f"{trial.id} did not come up, trying once more", subject=trial.id))
-        trial = await hands.bring_up(fingerprint, RESTORE)
-    if trial.status is TrialStatus.READY:
-        return trial
-    failure = trial.failure
-    spec = hands.store.spec(fingerprint)
-    raise NeedsHuman(
-        "the known-good configuration does not start any more",
-        where={"target": hands.target.name, "cwd": spec.cwd, "command": " ".join(spec.argv)},
-        tail=failure.tail if failure is not None else "",
-        do="start it by hand with the command above, then run `resume`",
-    )
 
 
 def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -12,39 +13,53 @@ from rich.console import Console
 from agent.config import SessionConfig
 from agent.connect import connect, planner_for
 from agent.doctor import Diagnosis, examine
+from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
 from agent.progress import Silent
 from agent.report import headline, markdown
+from agent.room import refuse_no_room_here, refuse_no_room_there
 from agent.session import (
     Runner,
-    holder_of,
+    adopted_now,
     new_session_id,
     open_session,
     refuse_ended,
     refuse_unfinished,
     refuse_unusable,
 )
-from state.errors import RatchetError
-from state.models import Trial
+from agent.tenure import any_holder_of, holder_of
+from state.errors import ConfigError, RatchetError, StoppedByOperator, StoreError
+from state.journal import FaultPoint
+from state.models import Role, Trial
 from state.store import SessionRow, Store
 from tools.remote import RemoteTarget
 
 
 @asynccontextmanager
 async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
-    """A target that is let go of at the end."""
-    target = await connect(config)
+    """A target that is let go of at the end. Inside a session Ctrl-C is the Runner's; here it came before or after."""
     try:
-        yield target
-    finally:
-        await target.close()
+        target = await connect(config)
+        try:
+            yield target
+        finally:
+            await target.close()
+    except asyncio.CancelledError:
+        raise StoppedByOperator(
+            "stopped on request, outside a session's steps",
+            where={"target": config.target.name, "host": config.target.host},
+            do="`status` says whether a session is open; `resume` goes on with it, `start` begins one",
+        ) from None
 
 
 async def start(config: SessionConfig, database: Path, console: Console, again: str | None = None) -> int:
     """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
+    fault = fault_point(os.environ)
+    refuse_no_room_here(database)
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
+            await refuse_no_room_there(target)
             refuse_unusable(config, await target.adopt(), await target.trouble())
             await target.prepare()
             adoption = await target.adopt()
@@ -52,53 +67,69 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
                 open_session(store, session_id, config, adoption)
-            except RatchetError:
+            except (RatchetError, asyncio.CancelledError):
                 await target.release()
                 raise
-            return await _drive(store, session_id, target, config, console, again)
+            fault("agent:opened")
+            return await _drive(store, session_id, target, config, console, again, fault)
 
 
 async def resume(database: Path, session: str | None, console: Console, again: str | None = None) -> int:
     """Take a session up again; the exit code."""
+    _refuse_missing(database)
+    fault = fault_point(os.environ)
     with Store.write(database) as store:
         row = _row(store, session)
         refuse_ended(row)
         config = SessionConfig.model_validate(row.config)
         async with connected(config) as target:
-            await _take_up(target, row)
-            return await _drive(store, row.id, target, config, console, again)
+            await _take_up(store, target, row)
+            fault("agent:took-over")
+            return await _drive(store, row.id, target, config, console, again, fault)
 
 
 async def restore(database: Path, session: str | None, original: bool) -> Trial:
     """Put known-good (or the original) back; the trial that serves."""
+    _refuse_missing(database)
+    fault = fault_point(os.environ)
     with Store.write(database) as store:
         row = _row(store, session)
         config = SessionConfig.model_validate(row.config)
         async with connected(config) as target:
-            await _take_up(target, row)
-            runner = Runner(store, row.id, target, config, planner_for(config), Silent())
+            await _take_up(store, target, row)
+            fault("agent:took-over")
+            runner = Runner(store, row.id, target, config, planner_for(config), Silent(), fault)
             return await runner.put_back(original)
 
 
-async def preflight(config: SessionConfig) -> Diagnosis:
+async def preflight(config: SessionConfig, database: Path) -> Diagnosis:
     """What `start` would find; touches nothing."""
     async with connected(config) as target:
-        return await examine(target, config, planner_for(config))
+        return await examine(target, config, planner_for(config), database)
 
 
-async def _take_up(target: RemoteTarget, row: SessionRow) -> None:
+async def _take_up(store: Store, target: RemoteTarget, row: SessionRow) -> None:
     """Give the target back what an earlier agent process knew of it, and take it over.
 
-    That process is dead for sure: its lock on the database is ours now.
+    All of the session's are dead for sure, also one that died before it could write its name: the lock on the database
+    is ours now.
     """
-    await target.prepare(row.adoption)
+    await target.prepare(adopted_now(store, row))
     await target.learn(row.adoption.spec)
-    predecessor = None if row.agent_pid is None else holder_of(row.id, row.agent_pid)
-    await target.acquire(row.id, holder_of(row.id, os.getpid()), predecessor)
+    await target.acquire(row.id, holder_of(row.id, os.getpid()), any_holder_of(row.id))
+    known_good = store.role(row.id, Role.KNOWN_GOOD)
+    if known_good is not None:  # at once: the earlier agent's watcher has left, and what serves may be an experiment
+        await target.guard(store.spec(known_good))
 
 
 async def _drive(
-    store: Store, session_id: str, target: RemoteTarget, config: SessionConfig, console: Console, again: str | None
+    store: Store,
+    session_id: str,
+    target: RemoteTarget,
+    config: SessionConfig,
+    console: Console,
+    again: str | None,
+    fault: FaultPoint,
 ) -> int:
     """Run with a live picture on a terminal, with lines elsewhere; the report is written however it ends."""
     planner = planner_for(config)
@@ -107,17 +138,41 @@ async def _drive(
         if console.is_terminal:
             picture = LivePicture(store, session_id, console)
             with picture.shown():
-                code = await Runner(store, session_id, target, config, planner, picture).run()
+                code = await Runner(store, session_id, target, config, planner, picture, fault).run()
         else:
-            lines = PlainLines(lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
-            code = await Runner(store, session_id, target, config, planner, lines).run()
+            lines = PlainLines(lambda text: _say(console, text))
+            code = await Runner(store, session_id, target, config, planner, lines, fault).run()
     finally:
-        report.write_text(markdown(store, session_id))
-    console.print(headline(store, session_id), style="bold", highlight=False, markup=False)
-    console.print(f"report: {report}", f"log: ratchet replay --db {store.path}", sep="    ", soft_wrap=True)
+        _write_report(store, session_id, report, console)
+    _say(console, headline(store, session_id), style="bold")
+    _say(console, f"report: {report}    log: ratchet replay --db {store.path}")
     if code == 4:
-        console.print(f"go on with: {again or f'ratchet resume --db {store.path}'}", soft_wrap=True)
+        _say(console, f"go on with: {again or f'ratchet resume --db {store.path}'}")
     return code
+
+
+def _write_report(store: Store, session_id: str, report: Path, console: Console) -> None:
+    """A report that cannot be written is only said to be so: the command `report` makes it at any time."""
+    part = report.with_name(f".{report.name}.part")
+    try:
+        part.write_text(markdown(store, session_id))
+        part.replace(report)
+    except (OSError, StoreError) as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        _say(console, f"no report was written: {error}")
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """A log that takes no more lines, on a full disk for instance, must not end a session."""
+    with suppress(OSError):
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse_missing(database: Path) -> None:
+    """Opening for writing would make an empty one, which then looks like a lost session."""
+    if not database.exists():
+        raise ConfigError(f"there is no database {database}", do="name the session's database with --db")
 
 
 def _row(store: Store, session: str | None) -> SessionRow:

@@ -13,41 +13,39 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agent.config import SessionConfig
-from agent.evidence import RESTORE
+from agent.ending import Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
 from agent.inbox import stop_file
-from agent.nodes import Nodes, restore
+from agent.nodes import Nodes
 from agent.planners.base import Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
+from agent.tenure import Tenure
 from state import events as ev
 from state.errors import (
     ConfigError,
-    HostError,
+    ForeignTraffic,
+    HostRebooted,
+    HostUnreachable,
+    LeasePassedOn,
     NeedsHuman,
     OutcomeUnknown,
     RatchetError,
     RefusedForSafety,
     ServerError,
     StoppedByOperator,
+    StoreError,
 )
 from state.journal import FaultPoint, Journal, no_fault
 from state.models import Adoption, DecisionKind, Disruption, Role, SessionStatus, Trial, TrialStatus
 from state.store import SessionRow, Store
 from tools.target import Target
 
-RENEWALS_PER_LEASE = 6
-
 
 def new_session_id(now: float) -> str:
     """Readable, sortable, and never used twice on a host: date, time and four random hex digits."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
-
-
-def holder_of(session_id: str, pid: int) -> str:
-    """How an agent process names itself on the host."""
-    return f"session {session_id}, agent process {pid}"
 
 
 def refuse_unfinished(store: Store) -> None:
@@ -62,7 +60,7 @@ def refuse_unfinished(store: Store) -> None:
 
 def refuse_ended(row: SessionRow) -> None:
     """Only a session that is not over can be resumed."""
-    if row.status in (SessionStatus.DONE, SessionStatus.FAILED):
+    if row.status is SessionStatus.DONE:
         raise ConfigError(f"session {row.id} is over: {row.reason}", do="`start` begins a new one")
 
 
@@ -87,6 +85,12 @@ def refuse_unusable(config: SessionConfig, adoption: Adoption, trouble: str | No
             where={"target": config.target.name, "constraints": "; ".join(broken)},
             do="correct policy.keep_env or the server",
         )
+
+
+def adopted_now(store: Store, row: SessionRow) -> Adoption:
+    """What was adopted, as the process that it is now: after a boot of the host it may be another one."""
+    processes = [trial.process for trial in store.trials(row.id) if trial.adopted and trial.process is not None]
+    return row.adoption.model_copy(update={"process": processes[-1]})
 
 
 def open_session(store: Store, session_id: str, config: SessionConfig, adoption: Adoption) -> None:
@@ -146,92 +150,81 @@ class Runner:
         self.session_id = session_id
         self.target = target
         self.progress = progress
-        self.lease_s = config.target.lease_s
         self.stop = asyncio.Event()
+        self.fault = fault
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
         self.nodes = Nodes(self.hands, planner)
+        self.tenure = Tenure(self.hands)
 
     async def run(self) -> int:
         """Attach, run to an end, and return the exit code. Errors that an operator must see are raised after the
         session's own record of them is written.
         """
-        self._attach()
-        await self._after_silence()
-        renewing = asyncio.create_task(self._renew())
         try:
+            resumed = self._attach()
+            self.tenure.begin()
+            if resumed:
+                await self.tenure.look_back()
+            self.fault("agent:attached")
             with _signals(self.stop.set):
                 code = await self._to_an_end()
+            self.fault("end:closed")
             await self.target.release()
+            self.fault("end:released")
             return code
         except (NeedsHuman, RefusedForSafety) as error:
             needs = isinstance(error, NeedsHuman)
             self._moved(SessionStatus.NEEDS_HUMAN if needs else SessionStatus.REFUSED, error)
-            with suppress(RefusedForSafety):  # a lease that passed on is not ours to end
+            with suppress(LeasePassedOn):  # a lease that passed on is not ours to end
                 await self.target.release()
             raise
-        except (HostError, ServerError, OutcomeUnknown) as error:
-            # The lease is left to run out: what we cannot reach any more, the host's watcher puts right.
-            self._moved(SessionStatus.STOPPED, error)
+        except Exception as error:
+            await self._hand_over(error)
             raise
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await self.tenure.end()
 
     async def _to_an_end(self) -> int:
-        try:
-            await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
-        except StoppedByOperator as stopped:
-            return await self._drain(stopped.what)
-        row = self.store.session(self.session_id)
-        return row.exit_code if row.exit_code is not None else 1
-
-    async def _renew(self) -> None:
-        """Say to the host, often enough, that somebody is here; no step of the loop can hold this up for long."""
         while True:
-            await asyncio.sleep(self.lease_s / RENEWALS_PER_LEASE)
             try:
-                await self.target.renew()
-            except RefusedForSafety as passed_on:
-                self.hands.refused = passed_on
-                return
-            except (HostError, OutcomeUnknown) as silent:
-                self.progress.phase(f"the lease could not be renewed: {silent.what}")
+                await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
+            except StoppedByOperator as stopped:
+                return await self._drain(stopped.what)
+            except ForeignTraffic:
+                await self._leave_known_good()
+                raise
+            except (HostUnreachable, HostRebooted, OutcomeUnknown) as lost:
+                try:
+                    await self.tenure.regain(lost)
+                except StoppedByOperator as stopped:
+                    return await self._drain(stopped.what)
+                continue
+            row = self.store.session(self.session_id)
+            return row.exit_code if row.exit_code is not None else 1
 
-    async def _after_silence(self) -> None:
-        """If the host's watcher acted while no agent was there: say so, and know its launch as one of ours."""
-        what = await self.target.restored_meanwhile()
-        if what is None:
-            return
-        known_good = self.hands.role(Role.KNOWN_GOOD)
-        serving = await self.target.serving()
-        happened: list[ev.Event] = []
-        if serving is not None and serving.spec.fingerprint == known_good and serving.key is not None:
-            trial = Trial(
-                id=self.store.next_id("trials", "T"),
-                experiment_id=RESTORE,
-                fingerprint=known_good,
-                status=TrialStatus.READY,
-                process=serving.process,
-            )
-            happened += [ev.TrialOpened(trial=trial), ev.TrialClosed(trial=trial)]
-        decision = self.store.decide(
-            self.session_id,
-            kind=DecisionKind.RESTORE,
-            subject=self.session_id,
-            what="the host's watcher had put known-good back",
-            reason=f"no agent renewed the lease; {what}",
-        )
-        self.hands.write(*happened, ev.DecisionMade(decision=decision))
+    async def _hand_over(self, error: Exception) -> None:
+        """Something that no step can answer: the host's watcher puts known-good back now, or when the lease runs out.
 
-    def _attach(self) -> None:
-        """Note that an agent is here; on a resume, say what the last one left open."""
+        Nothing in here may hide the error itself, whatever the host and the database still can do.
+        """
+        await self.tenure.end()
+        with suppress(RatchetError):
+            await self.target.hand_over()
+        code = error.exit_code if isinstance(error, RatchetError) else 1
+        why = str(error) if isinstance(error, RatchetError) else f"unexpected error: {type(error).__name__}: {error}"
+        with suppress(StoreError):
+            self.hands.write(ev.SessionMoved(status=SessionStatus.STOPPED, reason=why, exit_code=code))
+
+    def _attach(self) -> bool:
+        """Note that an agent is here; on a resume (then True), say what the last one left open."""
         row = self.store.session(self.session_id)
         happened: list[ev.Event] = [ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner"))]
         if row.attached:
             happened += self._interruption(row.status)
         self.hands.write(*happened)
         self._stop_file().unlink(missing_ok=True)
+        return row.attached > 0
 
     def _interruption(self, status: SessionStatus) -> list[ev.Event]:
         comparison = self.store.open_comparison(self.session_id)
@@ -249,39 +242,53 @@ class Runner:
         return [ev.DecisionMade(decision=decision), moved]
 
     async def _drain(self, reason: str) -> int:
-        """Ctrl-C, SIGTERM or `stop`: end the run under way, bring known-good back, stay resumable."""
-        self.progress.phase("stopping: known-good comes back first")
-        await self.hands.abandon_runs()
-        known_good = self.hands.role(Role.KNOWN_GOOD)
-        trial = await self._known_good(known_good)
+        """Ctrl-C, SIGTERM or `stop`: end the run under way, bring known-good back, confirm it, stay resumable."""
+        trial = await self._leave_known_good()
+        confirmed = await self._confirmed(trial)
         decision = self.store.decide(
             self.session_id,
             kind=DecisionKind.INTERRUPTED,
             subject=trial.id,
             what="known-good serves, the session can be resumed",
-            reason=reason,
-            evidence=(trial.id,),
+            reason=f"{reason}; {confirmed.words}",
+            evidence=confirmed.evidence,
         )
         moved = ev.SessionMoved(status=SessionStatus.STOPPED, reason=reason, exit_code=StoppedByOperator.exit_code)
         self.hands.write(ev.DecisionMade(decision=decision), moved)
         self._stop_file().unlink(missing_ok=True)
         return StoppedByOperator.exit_code
 
-    async def _known_good(self, fingerprint: str) -> Trial:
-        position = await self.hands.where()
-        trial = position.trial
-        if trial is not None and trial.fingerprint == fingerprint and trial.status is TrialStatus.READY:
-            return trial
-        return await restore(self.hands, fingerprint)
+    async def _leave_known_good(self) -> Trial:
+        self.progress.phase("stopping: known-good comes back first")
+        self.fault("drain:begun")
+        await self.hands.abandon_runs()
+        self.fault("drain:runs-ended")
+        trial = await bring_back(self.hands, self.hands.role(Role.KNOWN_GOOD))
+        self.fault("drain:restored")
+        return trial
+
+    async def _confirmed(self, trial: Trial) -> Proof:
+        """The confirming run of a stop; who asks a second time does not want to wait for it."""
+        self.stop.clear()
+        self._stop_file().unlink(missing_ok=True)
+        self.progress.phase("stopping: known-good serves; one run confirms it (stop again to skip it)")
+        try:
+            return await proven(self.hands, trial.fingerprint)
+        except StoppedByOperator:
+            await self.hands.abandon_runs()
+            return Proof(trial=trial, runs=(), words="not confirmed by a run: asked to stop at once")
 
     async def put_back(self, original: bool) -> Trial:
         """The `restore` command: bring known-good (or the original) up if it does not serve already."""
         role = Role.ORIGINAL if original else Role.KNOWN_GOOD
         fingerprint = self.hands.role(role)
         self.hands.write(ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner")))
-        await self._after_silence()
+        await self.tenure.look_back()
+        self.fault("restore:attached")
         await self.hands.abandon_runs()
-        trial = await self._known_good(fingerprint)
+        self.fault("restore:runs-ended")
+        trial = await bring_back(self.hands, fingerprint)
+        self.fault("restore:served")
         what = f"the {role.value} configuration serves"
         decision = self.store.decide(
             self.session_id,
@@ -295,7 +302,9 @@ class Runner:
         if self.store.session(self.session_id).status is SessionStatus.RUNNING:
             happened.append(ev.SessionMoved(status=SessionStatus.STOPPED, reason=what, exit_code=4))
         self.hands.write(*happened)
+        self.fault("restore:closed")
         await self.target.release()
+        self.fault("restore:released")
         return trial
 
     def _moved(self, status: SessionStatus, error: RatchetError) -> None:
@@ -310,7 +319,7 @@ class Runner:
 
 @contextmanager
 def _signals(call: Callable[[], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a drain; a second one changes nothing, because the drain is what they want."""
+    """SIGINT and SIGTERM ask for a drain; a second one skips its confirming run, never the restore."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, call)

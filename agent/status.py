@@ -50,5 +50,4 @@ _NEXT = {
     SessionStatus.DONE: "`report` and `replay` tell what happened; `start` begins a new session",
     SessionStatus.REFUSED: "read the reason; `resume` once the cause is gone",
     SessionStatus.NEEDS_HUMAN: "start the known-good server by hand as the reason says, then `resume`",
-    SessionStatus.FAILED: "`replay` tells what happened",
 }

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from state.models import LoadPoint, Measurement, MeasurementStatus, Metrics, Telemetry, ValidityRule
 
 QUIET = "noisy host"
+TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
-    """Why this run must not be judged, empty when it counts. Reasons of a noisy host begin with QUIET."""
+    """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC."""
     return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:
     """Whether a run was void only because of the surroundings, so that waiting may help."""
-    return bool(reasons) and all(reason.startswith(QUIET) for reason in reasons)
+    return bool(reasons) and all(reason.startswith((QUIET, TRAFFIC)) for reason in reasons)
 
 
 def void_streak(own: tuple[Measurement, ...]) -> list[Measurement]:
@@ -70,7 +71,7 @@ def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule) ->
     if counted is not None and metrics.output_tokens:
         off = counted / metrics.output_tokens - 1
         if off > rule.counter_tolerance:
-            yield f"foreign traffic: the server counted {counted} output tokens, we received {metrics.output_tokens}"
+            yield f"{TRAFFIC}: the server counted {counted} output tokens, we received {metrics.output_tokens}"
         elif off < -rule.counter_tolerance:
             yield f"the server counted {counted} output tokens, the client claims {metrics.output_tokens}"
     foreign = telemetry.foreign_cpu_cores

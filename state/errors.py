@@ -6,15 +6,23 @@ RatchetError                     1  a bug unless a subclass says otherwise
 │   ├── HostUnreachable             refused, timed out, lost before a command was sent
 │   ├── HostKeyRejected             unknown or changed host key
 │   ├── LoginRejected               authentication failed
+│   ├── HostRebooted                the host was booted while we held it
 │   └── CommandFailed               a remote command said no
 ├── ServerError                  3  the inference server cannot be used
 │   ├── ServerNotFound              nothing runs that the session file describes
 │   └── StartFailed                 a launch ended or never generated
 ├── StoreError                   3  state.db cannot be read or written
+│   ├── StoreFull                   no space is left for it
+│   ├── StoreUnwritable             its folder or file is read-only, missing or not ours
+│   ├── StoreBusy                   another program keeps it locked
+│   ├── StoreDamaged                it is empty, foreign, damaged, or events are missing
+│   └── StoreNewer                  a newer version of this program wrote it
 ├── OutcomeUnknown               4  the connection died while a command ran: neither success nor failure
 ├── StoppedByOperator            4  Ctrl-C, SIGTERM or `stop`: resumable
 ├── RefusedForSafety             5  going on could harm something that is not ours
 │   ├── ForeignChange               somebody else changed the target
+│   ├── ForeignTraffic              somebody else keeps using the server
+│   ├── LeasePassedOn               the host's watcher or another agent took over
 │   ├── TargetLocked                another agent holds the target or the database
 │   └── PolicyRefused               a change that the session file forbids
 └── NeedsHuman                   6  the known-good configuration could not be proven
@@ -75,6 +83,10 @@ class LoginRejected(HostError):
     """The host refused our key or user."""
 
 
+class HostRebooted(HostError):
+    """The host was booted since we last saw a process of ours; what serves now is observed anew."""
+
+
 class CommandFailed(HostError):
     """A remote command ended with an exit code that means no."""
 
@@ -94,9 +106,29 @@ class StartFailed(ServerError):
 
 
 class StoreError(RatchetError):
-    """state.db is locked, damaged, newer than this program, or cannot be written."""
+    """state.db cannot be read or written; what was committed before is still there."""
 
     exit_code = 3
+
+
+class StoreFull(StoreError):
+    """There is no space left for state.db."""
+
+
+class StoreUnwritable(StoreError):
+    """state.db or its folder is read-only, missing, not ours, or on a disk that fails."""
+
+
+class StoreBusy(StoreError):
+    """Another program that is no agent keeps state.db locked."""
+
+
+class StoreDamaged(StoreError):
+    """state.db is empty, foreign or damaged, or events are missing that were written before."""
+
+
+class StoreNewer(StoreError):
+    """state.db was written by a newer version of this program."""
 
 
 class OutcomeUnknown(RatchetError):
@@ -119,6 +151,14 @@ class RefusedForSafety(RatchetError):
 
 class ForeignChange(RefusedForSafety):
     """The observed server matches nothing that we wrote."""
+
+
+class ForeignTraffic(RefusedForSafety):
+    """Somebody else keeps sending requests to the server, so nothing can be measured."""
+
+
+class LeasePassedOn(RefusedForSafety):
+    """The lease that we held is over: the host's watcher or another agent has the target now."""
 
 
 class TargetLocked(RefusedForSafety):

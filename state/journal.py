@@ -37,22 +37,22 @@ class Journal:
         Closed: the stored outcome. Absent: write the intent, act, write the outcome. Open (we died in between):
         observe first, and act only if the world shows that it never happened (`observe` returns None).
         """
-        key = f"{self.session_id}/{key}"
+        name, key = key, f"{self.session_id}/{key}"
         known = self.store.effect(key)
         if known is not None and known.outcome is not None:
             return known.outcome
         if known is None:
-            self.fault(f"{key}:before-intent")
+            self.fault(f"{name}:before-intent")
             self.store.append(self.session_id, ev.EffectIntended(key=key, intent=intent))
-            self.fault(f"{key}:after-intent")
+            self.fault(f"{name}:after-intent")
             seen = None
         else:
             seen = await observe()
         outcome = seen if seen is not None else await act()
-        self.fault(f"{key}:after-act")
+        self.fault(f"{name}:after-act")
         closed = ev.EffectClosed(key=key, by="act" if seen is None else "observe", outcome=outcome)
         self.store.append(self.session_id, closed)
-        self.fault(f"{key}:after-outcome")
+        self.fault(f"{name}:after-outcome")
         return outcome
 
     def abandoned(self, key: str, why: str) -> list[ev.Event]:

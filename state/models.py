@@ -121,7 +121,7 @@ class LaunchSpec(Frozen):
     user: str
     env: dict[str, str] = Field(default_factory=dict, description="the engine's own variables, in clear")
     hidden_env: dict[str, str] = Field(default_factory=dict, description="all others, as keyed hashes")
-    limits: dict[str, str] = Field(default_factory=dict, description="soft:hard by name, e.g. nofile")
+    limits: dict[str, str] = Field(default_factory=dict, description="soft:hard by name; umask, niceness, affinity")
     hot: dict[str, str] = Field(default_factory=dict, description="live state to re-apply after a restart")
 
     @property
@@ -482,14 +482,13 @@ class Role(StrEnum):
 
 
 class SessionStatus(StrEnum):
-    """Where a session stands; only the last four are ends."""
+    """Where a session stands; only the last three are ends."""
 
     RUNNING = "running"
     STOPPED = "stopped"
     DONE = "done"
     REFUSED = "refused"
     NEEDS_HUMAN = "needs human"
-    FAILED = "failed"
 
 
 class Budget(Frozen):

@@ -11,7 +11,7 @@ from sqlite_utils import Database
 from state import events as ev
 from state.models import Frozen, Role, SessionStatus, TodoStatus
 
-ENDED = {SessionStatus.DONE, SessionStatus.REFUSED, SessionStatus.NEEDS_HUMAN, SessionStatus.FAILED}
+ENDED = {SessionStatus.DONE, SessionStatus.REFUSED, SessionStatus.NEEDS_HUMAN}
 TABLES = (
     "sessions",
     "specs",

@@ -6,22 +6,31 @@ advisory lock on a file beside the database; readers open it read-only and never
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlite_utils import Database
 
 from state import events as ev
-from state.errors import ConfigError, StoreError, TargetLocked
-from state.migrations import APPLICATION_ID, migrations
+from state.database import (
+    PATIENCE_S,
+    WriterLock,
+    connect,
+    create,
+    damaged,
+    migrate,
+    prove_writable,
+    refuse_foreign,
+    refuse_missing_events,
+    story,
+    writer_lock,
+)
+from state.errors import ConfigError
 from state.models import (
     Adoption,
     Decision,
@@ -40,6 +49,7 @@ from state.models import (
 from state.projection import project
 
 Record = TypeVar("Record", bound=Frozen)
+Parsed = TypeVar("Parsed")
 
 
 class SessionRow(Frozen):
@@ -78,86 +88,108 @@ class EffectRow(Frozen):
     outcome: dict[str, Any] | None
 
 
+def steady_clock() -> Callable[[], float]:
+    """Unix time that no change of the machine's clock can move: wall time of now, then the monotonic clock's steps.
+
+    Budgets and durations are differences of these times, so a jump by an hour must neither spend nor give back an hour.
+    """
+    ahead = time.time() - time.monotonic()
+    return lambda: time.monotonic() + ahead
+
+
 class Store:
     """A handle on one state.db. Use `Store.write(path)` or `Store.read(path)`; both are context managers."""
 
-    def __init__(self, db: Database, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, db: Database, path: Path, clock: Callable[[], float], lock: WriterLock | None = None) -> None:
         self.db = db
         self.path = path
         self.clock = clock
+        self.lock = lock
 
     # --- opening -------------------------------------------------------------------------------------------
 
     @classmethod
     @contextmanager
-    def write(cls, path: Path, clock: Callable[[], float] = time.time) -> Iterator[Store]:
-        """Open for writing, creating and migrating as needed. Raises TargetLocked, StoreError."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _writer_lock(path), _story(path):
-            fresh = not path.exists()
-            if not fresh:
-                _refuse_foreign(path)
-            connection = sqlite3.connect(path, isolation_level=None, timeout=5)
-            db = Database(connection)
+    def write(
+        cls, path: Path, clock: Callable[[], float] | None = None, patience_s: float = PATIENCE_S
+    ) -> Iterator[Store]:
+        """Open for writing, creating and migrating as needed. Raises TargetLocked, StoreError.
+
+        `patience_s` is how long each write waits for a program that has locked the database.
+        """
+        with story(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with writer_lock(path) as lock:
+            with story(path):
+                if path.exists():
+                    refuse_foreign(path, patience_s)
+                else:
+                    create(path)
+                    lock.begin_anew()
+                db = connect(path, "rw", patience_s)
             try:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("PRAGMA foreign_keys = ON")
-                if not fresh and migrations.pending(db):
-                    shutil.copy2(path, path.with_suffix(".db.before-migration"))
-                migrations.apply(db)
-                yield cls(db, path, clock)
+                with story(path):
+                    refuse_missing_events(db, path, lock.last_event)
+                    migrate(db, path)
+                    prove_writable(db, path)
+                    db.execute("PRAGMA synchronous = FULL")
+                    db.execute("PRAGMA foreign_keys = ON")
+                yield cls(db, path, clock or steady_clock(), lock)
             finally:
                 db.close()
 
     @classmethod
     @contextmanager
-    def read(cls, path: Path) -> Iterator[Store]:
+    def read(cls, path: Path, patience_s: float = PATIENCE_S) -> Iterator[Store]:
         """Open read-only. Raises ConfigError when there is no database, StoreError when it is not ours."""
-        if not path.exists():
-            raise ConfigError(
-                f"there is no session database at {path}",
-                do="run `start` first, or name another database with --db or RATCHET_STATE",
-            )
-        with _story(path):
-            _refuse_foreign(path)
-            connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
-            db = Database(connection)
-            try:
-                yield cls(db, path, time.time)
-            finally:
-                db.close()
+        with story(path):
+            if not path.exists():
+                raise ConfigError(
+                    f"there is no session database at {path}",
+                    do="run `start` first, or name another database with --db or RATCHET_STATE",
+                )
+            refuse_foreign(path, patience_s)
+            db = connect(path, "ro", patience_s)
+        try:
+            yield cls(db, path, time.time)
+        finally:
+            db.close()
 
     # --- writing -------------------------------------------------------------------------------------------
 
     def append(self, session_id: str, *happened: ev.Event) -> None:
         """Write events and their projections in one transaction: all of them are there afterwards, or none."""
         at = self.clock()
-        with _story(self.path):
+        last = 0
+        with story(self.path):
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 for event in happened:
                     row = {"session_id": session_id, "at": at, "kind": event.kind, "body": event.model_dump_json()}
-                    self.db.execute(
+                    written = self.db.execute(
                         "INSERT INTO events (session_id, at, kind, body) VALUES (:session_id, :at, :kind, :body)", row
                     )
+                    last = written.lastrowid or 0
                     project(self.db, session_id, at, event)
                 self.db.execute("COMMIT")
             except BaseException:
-                if self.db.conn.in_transaction:
-                    self.db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # the first error is the one to tell of
+                    if self.db.conn.in_transaction:
+                        self.db.execute("ROLLBACK")
                 raise
+        if self.lock is not None:
+            self.lock.note(last)
 
     def next_id(self, table: str, prefix: str) -> str:
         """The next free id such as `T12`; safe because there is one writer and ids are never deleted."""
-        count = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        count = self._rows(f"SELECT count(*) AS n FROM {table}")[0]["n"]
         return f"{prefix}{count + 1}"
 
     # --- reading -------------------------------------------------------------------------------------------
 
     def sessions(self) -> list[SessionRow]:
         """All sessions, oldest first."""
-        return [_session(row) for row in self._rows("SELECT * FROM sessions ORDER BY started_at, id")]
+        return self._parsed(_session, self._rows("SELECT * FROM sessions ORDER BY started_at, id"))
 
     def session(self, session_id: str) -> SessionRow:
         """One session. Raises ConfigError when there is none of that id."""
@@ -165,7 +197,7 @@ class Store:
         if not rows:
             known = ", ".join(row.id for row in self.sessions()) or "none"
             raise ConfigError(f"there is no session {session_id} in {self.path}", do=f"sessions here: {known}")
-        return _session(rows[0])
+        return self._parsed(_session, rows)[0]
 
     def latest_session(self) -> SessionRow:
         """The session begun last. Raises ConfigError when there is none."""
@@ -184,28 +216,19 @@ class Store:
         rows = self._rows("SELECT body FROM specs WHERE fingerprint = ?", fingerprint)
         if not rows:
             raise KeyError(fingerprint)
-        return LaunchSpec.model_validate_json(rows[0]["body"])
+        return self._parsed(_body_of(LaunchSpec), rows)[0]
 
     def todos(self, session_id: str) -> list[Todo]:
         """The todo list in the order of its making."""
         rows = self._rows("SELECT * FROM todos WHERE session_id = ? ORDER BY position", session_id)
-        return [
-            Todo(
-                experiment=Experiment.model_validate_json(row["body"]),
-                status=TodoStatus(row["status"]),
-                priority=row["priority"],
-                reason=row["reason"],
-                identity=row["identity"],
-            )
-            for row in rows
-        ]
+        return self._parsed(_todo, rows)
 
     def open_comparison(self, session_id: str) -> ComparisonRow | None:
         """The experiment in progress, if any; there is never more than one."""
         rows = self._rows(
             "SELECT * FROM todos WHERE session_id = ? AND status = ?", session_id, TodoStatus.IN_PROGRESS.value
         )
-        return _comparison(rows[0]) if rows else None
+        return self._parsed(_comparison, rows)[0] if rows else None
 
     def comparison(self, session_id: str, experiment_id: str) -> ComparisonRow:
         """What an experiment compared (KeyError when it was never begun)."""
@@ -214,7 +237,7 @@ class Store:
         )
         if not rows:
             raise KeyError(experiment_id)
-        return _comparison(rows[0])
+        return self._parsed(_comparison, rows)[0]
 
     def trials(self, session_id: str) -> list[Trial]:
         """All launches, oldest first."""
@@ -235,32 +258,17 @@ class Store:
         rows = self._rows(
             "SELECT * FROM decisions WHERE session_id = ? ORDER BY CAST(substr(id, 2) AS INTEGER)", session_id
         )
-        return [{**row, "evidence": json.loads(row["evidence"])} for row in rows]
+        return self._parsed(lambda row: {**row, "evidence": json.loads(row["evidence"])}, rows)
 
     def findings(self, session_id: str) -> list[Finding]:
         """All findings in order."""
         rows = self._rows("SELECT * FROM findings WHERE session_id = ? ORDER BY at, id", session_id)
-        return [
-            Finding(
-                id=row["id"],
-                statement=row["statement"],
-                evidence=tuple(json.loads(row["evidence"])),
-                scope=row["scope"],
-            )
-            for row in rows
-        ]
+        return self._parsed(_finding, rows)
 
     def effect(self, key: str) -> EffectRow | None:
         """An effect by key, None when it was never intended."""
         rows = self._rows("SELECT key, intent, outcome FROM effects WHERE key = ?", key)
-        if not rows:
-            return None
-        outcome = rows[0]["outcome"]
-        return EffectRow(
-            key=key,
-            intent=json.loads(rows[0]["intent"]),
-            outcome=json.loads(outcome) if outcome is not None else None,
-        )
+        return self._parsed(_effect, rows)[0] if rows else None
 
     def opened_at(self, table: str, item_id: str) -> float:
         """When a trial or measurement was opened, Unix seconds."""
@@ -294,12 +302,23 @@ class Store:
         return Decision(id=self.next_id("decisions", "D"), **fields)
 
     def _rows(self, sql: str, *parameters: object, **named: object) -> list[dict[str, Any]]:
-        with _story(self.path):
+        with story(self.path):
             return list(self.db.query(sql, named or list(parameters)))
+
+    def _parsed(self, parse: Callable[[dict[str, Any]], Parsed], rows: list[dict[str, Any]]) -> list[Parsed]:
+        """Rows as ours. Damage inside a page is not seen by SQLite, so text that is none of ours is damage too."""
+        try:
+            return [parse(row) for row in rows]
+        except (ValueError, TypeError, KeyError) as error:
+            raise damaged(self.path, f"a row cannot be read: {str(error).splitlines()[0]}") from error
 
     def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
         rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)
-        return [model.model_validate_json(row["body"]) for row in rows]
+        return self._parsed(_body_of(model), rows)
+
+
+def _body_of(model: type[Record]) -> Callable[[dict[str, Any]], Record]:
+    return lambda row: model.model_validate_json(row["body"])
 
 
 def _session(row: dict[str, Any]) -> SessionRow:
@@ -317,62 +336,21 @@ def _comparison(row: dict[str, Any]) -> ComparisonRow:
     )
 
 
-@contextmanager
-def _writer_lock(path: Path) -> Iterator[None]:
-    """Hold the database for one agent. The lock dies with the process, so a SIGKILL never leaves it behind."""
-    try:
-        handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StoreError(
-            f"the folder of {path} cannot be written: {error.strerror}", do="name a writable place with --db"
-        ) from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
-            raise TargetLocked(
-                f"another agent is writing to {path}",
-                where={"held by": holder or "unknown"},
-                do="wait for it, or end it with `stop`",
-            ) from error
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
-        yield
-    finally:
-        os.close(handle)
+def _todo(row: dict[str, Any]) -> Todo:
+    return Todo(
+        experiment=Experiment.model_validate_json(row["body"]),
+        status=TodoStatus(row["status"]),
+        priority=row["priority"],
+        reason=row["reason"],
+        identity=row["identity"],
+    )
 
 
-def _refuse_foreign(path: Path) -> None:
-    """An empty file, another program's file or a newer schema is refused rather than written over."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
-    try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        if application != APPLICATION_ID:
-            raise StoreError(
-                f"{path} is not a Ratchet database (it is empty, foreign or damaged)",
-                do="move it away, or name another database with --db",
-            )
-        check = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if check != "ok":
-            raise StoreError(f"{path} is damaged: {check}", do="restore it from a backup; the target is untouched")
-        known = {migration.name for migration in migrations._migrations}
-        applied = {row[0] for row in connection.execute("SELECT name FROM _sqlite_migrations")}
-        if newer := sorted(applied - known):
-            raise StoreError(
-                f"{path} was written by a newer version of Ratchet ({', '.join(newer)})", do="update this program"
-            )
-    finally:
-        connection.close()
+def _finding(row: dict[str, Any]) -> Finding:
+    evidence = tuple(json.loads(row["evidence"]))
+    return Finding(id=row["id"], statement=row["statement"], evidence=evidence, scope=row["scope"])
 
 
-@contextmanager
-def _story(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours, with the file and the advice."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        advice = "free some space and `resume`" if "full" in str(error) else "see who else has it open, then `resume`"
-        raise StoreError(f"{path} cannot be used: {error}", do=advice) from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path} is damaged or not a database: {error}", do="restore it from a backup") from error
+def _effect(row: dict[str, Any]) -> EffectRow:
+    outcome = None if row["outcome"] is None else json.loads(row["outcome"])
+    return EffectRow(key=row["key"], intent=json.loads(row["intent"]), outcome=outcome)

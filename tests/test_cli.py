@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -294,7 +297,7 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("spoil", "said"), SPOILED)
-@pytest.mark.parametrize("name", ["status", "resume"])
+@pytest.mark.parametrize("name", [*READING, "resume", "restore"])
 def test_a_database_that_is_not_ours_to_read_is_refused_and_left_as_it_is(
     name: str, spoil: Any, said: str, own: Path
 ) -> None:
@@ -314,3 +317,22 @@ def test_a_second_agent_is_refused_while_one_writes(own: Path) -> None:
         said = refused(ratchet("resume", "--db", own), 5)
     assert "another agent is writing" in said
     assert f"process {os.getpid()}" in said
+
+
+def test_ctrl_c_while_connecting_is_an_orderly_stop(tmp_path: Path) -> None:
+    """Nobody answers on the port: the agent waits for the SSH server's first word when the signal comes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = tmp_path / "session.toml"
+        text = (ROOT / "tests" / "data" / "config" / "least.toml").read_text()
+        session.write_text(
+            re.sub(r'host = ".*"', f'host = "127.0.0.1"\nport = {silent.getsockname()[1]}', text, count=1)
+        )
+        words = [sys.executable, str(ROOT / "run_agent.py"), "start", str(session), "--db", str(tmp_path / "state.db")]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as agent:
+            answering, _ = silent.accept()
+            agent.send_signal(signal.SIGINT)
+            said = agent.communicate(timeout=60)[1]
+            answering.close()
+    assert agent.returncode == 4
+    assert said.startswith("ratchet: stopped on request")
+    assert "Traceback" not in said

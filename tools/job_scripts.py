@@ -25,16 +25,18 @@ exec /bin/sh "$d/run.sh"
 WRAPPER_SH = r"""
 d=$1
 mkdir "$d/begun" 2>/dev/null || exit 0
-cd "$d" || exit 1
+never_began() { rm -f "$d/wrapper.part" "$d/process.part"; rmdir "$d/begun"; exit 1; }
+cd "$d" || never_began
 trap : HUP INT TERM
-stat_of $$ && printf '%s %s %s\n' $$ "$st_ticks" "$boot" >wrapper.part && mv -f wrapper.part wrapper || exit 1
+stat_of $$ && printf '%s %s %s\n' $$ "$st_ticks" "$boot" >wrapper.part && mv -f wrapper.part wrapper || never_began
 /bin/sh -c "$2" ratchet-job "$d" "$3" </dev/null >stdout 2>stderr &
 while :; do
   wait $!
   code=$?
   kill -0 $! 2>/dev/null || break
 done
-printf '%s\n' $code >exit.part && mv -f exit.part exit
+[ -s process ] || never_began
+printf '%s\n' $code >exit.part && mv -f exit.part exit || rm -f exit.part
 crowded() {
   for path in /proc/[0-9]*; do
     stat_of "${path#/proc/}" && [ "$st_session" = $$ ] && [ "$path" != /proc/$$ ] && [ "$st_state" != Z ] && return 0
@@ -46,6 +48,8 @@ while crowded; do sleep 5; done
 """Leads the job's session, waits for the command and leaves its exit code; a signal to it only wakes it up.
 
 It stays until the session is empty: while it lives, the session's number proves that a process is the job's.
+A command that could not be recorded, on a full disk for instance, was not run: the job has not begun then, and may be
+tried again.
 """
 
 LOOK_SH = r"""
@@ -130,6 +134,17 @@ remaining() {
 """
 
 
+ROOM_BYTES = 1 << 16
+"""More than the files of a job that begins need; set aside when it is prepared."""
+
+
+def prepare_script(directory: str, size: int) -> str:
+    """Sh that stores its standard input as the job's command, unless begun, and sets the room for a start aside."""
+    return f"""{_stored(directory, size)}
+[ -d "$d/begun" ] || head -c {ROOM_BYTES} /dev/urandom >"$d/room.part" || {{ rm -f "$d/room.part"; exit 1; }}
+"""
+
+
 def start_script(directory: str, exports: str, size: int, within_s: float) -> str:
     """Sh that stores its standard input as the job's command, starts it unless begun, and prints its state.
 
@@ -137,6 +152,32 @@ def start_script(directory: str, exports: str, size: int, within_s: float) -> st
     connection looks like its end), or nothing is recorded `within_s`.
     """
     wrapper = f"{exports}export RATCHET_JOB={shlex.quote(directory + '/')}\n{STAT_SH}{WRAPPER_SH}"
+    return f"""{_stored(directory, size)}
+mine=
+if [ ! -d "$d/begun" ]; then
+  setsid /bin/sh -c {shlex.quote(wrapper)} ratchet-wrapper "$d" {shlex.quote(STAT_SH + COMMAND_SH)} "$mask" \\
+    </dev/null >>"$d/launch.log" 2>&1 &
+  mine=$!
+fi
+tries=0
+until [ -s "$d/process" ] || [ -f "$d/exit" ]; do
+  tries=$((tries + 1))
+  gone=
+  [ -z "$mine" ] || [ -d "$d/begun" ] || kill -0 "$mine" 2>/dev/null || gone=yes
+  if [ -n "$gone" ] || [ $tries -gt {_steps(within_s)} ]; then
+    echo "no process was recorded in $d" >&2
+    cat "$d/launch.log" >&2
+    df -Pk "$d" >&2
+    exit 1
+  fi
+  nap
+done
+settle
+say $phase
+"""
+
+
+def _stored(directory: str, size: int) -> str:
     return f"""
 mask=$(umask)
 umask 077
@@ -145,27 +186,14 @@ d={shlex.quote(directory)}
 mkdir -p "$d" || exit 1
 if [ ! -d "$d/begun" ]; then
   command -v setsid >/dev/null || {{ echo "setsid is not installed" >&2; exit 1; }}
+  rm -f "$d/room.part"
   part=$d/run.sh.$$.part
   trap 'rm -f "$part"' EXIT
   trap 'exit 1' HUP INT TERM PIPE
   cat >"$part" && chmod 700 "$part" || exit 1
   if [ "$(wc -c <"$part")" -ne {size} ]; then echo "the command arrived incomplete" >&2; exit 1; fi
   mv -f "$part" "$d/run.sh" || exit 1
-  setsid /bin/sh -c {shlex.quote(wrapper)} ratchet-wrapper "$d" {shlex.quote(STAT_SH + COMMAND_SH)} "$mask" \\
-    </dev/null >>"$d/launch.log" 2>&1 &
 fi
-tries=0
-until [ -s "$d/process" ] || [ -f "$d/exit" ]; do
-  tries=$((tries + 1))
-  if [ $tries -gt {_steps(within_s)} ]; then
-    echo "no process was recorded in $d" >&2
-    cat "$d/launch.log" >&2
-    exit 1
-  fi
-  nap
-done
-settle
-say $phase
 """
 
 

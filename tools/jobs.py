@@ -22,8 +22,8 @@ from pydantic import Field
 
 from state.errors import CommandFailed
 from state.models import Frozen, ProcessId
-from tools.job_scripts import look_script, start_script, stop_script
-from tools.shell import CHUNK_BYTES, Host
+from tools.job_scripts import look_script, prepare_script, start_script, stop_script
+from tools.shell import CHUNK_BYTES, CommandResult, Host
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,19 +65,20 @@ async def start(
     All of its descendants carry `marker_env` and `RATCHET_JOB` in their environment; no secrets, since these stand in
     the wrapper's command line. Raises CommandFailed when the job could not begin.
     """
-    directory = job_dir(root, key)
     exports = "".join(f"export {_variable(k)}={shlex.quote(v)}\n" for k, v in (marker_env or {}).items())
     stdin = script.encode("utf-8", "surrogateescape")
-    text = start_script(directory, exports, len(stdin), STARTED_WITHIN_S)
-    result = await host.run(text, stdin=stdin, timeout_s=STARTED_WITHIN_S + 30)
-    if not result.ok:
-        raise CommandFailed(
-            "a job could not be started",
-            where={"host": host.name, "key": key, "directory": directory, "ended": result.ending},
-            tail=result.tail,
-            do="check that the directory is writable, the disk is not full, and that setsid (util-linux) is installed",
-        )
-    return parse_look(result.text)
+    text = start_script(job_dir(root, key), exports, len(stdin), STARTED_WITHIN_S)
+    return parse_look((await _send(host, root, key, text, stdin, "a job could not be started")).text)
+
+
+async def prepare(host: Host, root: str, key: str, script: str) -> None:
+    """Put everything in place that `start` needs, so that it will not fail for want of space; begins nothing.
+
+    To be done before something is stopped to make way for the job. Raises CommandFailed.
+    """
+    stdin = script.encode("utf-8", "surrogateescape")
+    text = prepare_script(job_dir(root, key), len(stdin))
+    await _send(host, root, key, text, stdin, "a job could not be prepared; nothing was stopped for it")
 
 
 async def look(host: Host, root: str, key: str) -> JobState:
@@ -129,6 +130,18 @@ def parse_look(text: str) -> JobState:
             "stdout_bytes": found.get("stdout", ["0"])[0],
             "stderr_bytes": found.get("stderr", ["0"])[0],
         }
+    )
+
+
+async def _send(host: Host, root: str, key: str, text: str, stdin: bytes, refused: str) -> CommandResult:
+    result = await host.run(text, stdin=stdin, timeout_s=STARTED_WITHIN_S + 30)
+    if result.ok:
+        return result
+    raise CommandFailed(
+        refused,
+        where={"host": host.name, "key": key, "directory": job_dir(root, key), "ended": result.ending},
+        tail=result.tail,
+        do="check that the directory is writable, the disk is not full, and that setsid (util-linux) is installed",
     )
 
 

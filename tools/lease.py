@@ -9,6 +9,7 @@ restore script is rendered elsewhere from the same operations that the agent its
                             when it was taken, the lease's length in s, the boot it belongs to
                beat-N       uptime of the host at the last renewal    done-N     the epoch ended in good order
                restore.sh   puts known-good back                      marker-N   what the watcher of epoch N-1 did
+               ballast      removed by the watcher first, so that a full disk does not keep known-good from starting
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from state.errors import CommandFailed, RefusedForSafety, TargetLocked
+from state.errors import CommandFailed, LeasePassedOn, TargetLocked
 from state.models import Frozen
 from tools import jobs
 from tools.procfs import STAT_SH
@@ -30,6 +31,10 @@ HELD = 76
 """Exit of an attempt to take a lease that is being renewed."""
 WATCHER = "the watcher on the host"
 POLL_S = 1
+BALLAST_BYTES = 4 << 20
+"""What the watcher frees before it restores, for the launch's files and the first lines of the server's log."""
+LONG_AGO = -1_000_000_000
+"""An uptime in s that makes any lease run out."""
 
 
 class Lease(Frozen):
@@ -70,10 +75,10 @@ class FencedHost(PosixHost):
         self.name = host.name
 
     async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
-        """See `Host.run`. Raises RefusedForSafety when another epoch is in force."""
+        """See `Host.run`. Raises LeasePassedOn when another epoch is in force."""
         result = await self.host.run(fence(self.lease) + script, stdin=stdin, timeout_s=timeout_s)
         if result.exit == FENCED and result.signal is None:
-            raise RefusedForSafety(
+            raise LeasePassedOn(
                 "the lease on the target has passed on: the host's watcher or another agent took over",
                 where={"host": self.name, "our epoch": self.lease.epoch, "now": result.tail},
                 do="`resume` looks at what was done meanwhile and goes on from there",
@@ -94,7 +99,7 @@ def fence(lease: Lease) -> str:
 async def take(host: Host, root: str, holder: str, length_s: int, predecessor: str | None = None) -> Lease:
     """Open the next epoch. Raises TargetLocked while another holder renews its own.
 
-    `predecessor` is a holder that the caller knows to be dead (it holds the dead one's database lock).
+    `predecessor` begins the names of all holders that the caller knows to be dead (it holds their database lock).
     """
     result = await host.run(_take_script(root, holder, length_s, predecessor), timeout_s=60)
     if result.exit == HELD:
@@ -120,6 +125,7 @@ async def watch(fenced: FencedHost, restore_script: str | None) -> None:
     """
     lease = fenced.lease
     if restore_script is not None:
+        await fenced.check(_ballast_script(lease))
         await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"), 0o700)
     key = lease.watcher_key
     for again in range(1, 100):
@@ -130,7 +136,7 @@ async def watch(fenced: FencedHost, restore_script: str | None) -> None:
 
 
 async def renew(fenced: FencedHost) -> bool:
-    """Renew the lease; False when its watcher does not live (any more). Raises RefusedForSafety when it passed on."""
+    """Renew the lease; False when its watcher does not live (any more). Raises LeasePassedOn."""
     lease = fenced.lease
     watchers = shlex.quote(jobs.job_dir(lease.root, lease.watcher_key))
     result = await fenced.check(
@@ -142,6 +148,12 @@ async def renew(fenced: FencedHost) -> bool:
     return "watched" in result.text
 
 
+async def hand_over(fenced: FencedHost) -> None:
+    """Let the lease run out now: the watcher takes over within its next look, as if we had been silent for long."""
+    beat = shlex.quote(f"{fenced.lease.folder}/beat-{fenced.lease.epoch}")
+    await fenced.check(f"echo {LONG_AGO:d} 1<>{beat}")
+
+
 async def release(fenced: FencedHost) -> None:
     """End the epoch in good order: its watcher leaves, and anybody may take the next one."""
     lease = fenced.lease
@@ -151,13 +163,19 @@ async def release(fenced: FencedHost) -> None:
             break
 
 
-async def marker(host: Host, root: str, since_epoch: int = 0) -> Marker | None:
-    """The newest marker of an epoch after `since_epoch`, None when no watcher took over since."""
+async def marker(host: Host, root: str, holder: str = "") -> Marker | None:
+    """The newest marker since a holder whose name begins like `holder` first held the target, None without one."""
     folder = shlex.quote(f"{root}/lease")
-    result = await host.check(
-        f'newest=0\nfor f in {folder}/marker-*; do n=${{f##*-}}; [ -e "$f" ] && [ $n -gt $newest ] && newest=$n; done\n'
-        f"[ $newest -gt {since_epoch} ] && echo $newest && cat {folder}/marker-$newest; :"
-    )
+    result = await host.check(f"""
+newest=0 first=0
+for f in {folder}/marker-*; do n=${{f##*-}}; [ -e "$f" ] && [ $n -gt $newest ] && newest=$n; done
+for f in {folder}/epochs/*; do
+  n=${{f##*/}} who=
+  read -r who 2>/dev/null <"$f"
+  case "$who" in {shlex.quote(holder)}*) [ $first -gt 0 ] && [ $first -lt "$n" ] || first=$n ;; esac
+done
+[ $first -gt 0 ] && [ $newest -gt $first ] && echo $newest && cat {folder}/marker-$newest
+:""")
     lines = result.text.splitlines()
     if len(lines) < 2:
         return None
@@ -179,8 +197,12 @@ while :; do
   [ $((${{up%.*}} - ${{beat%.*}})) -ge {lease.length_s} ] && break
   sleep {POLL_S}
 done
+rm -f "$l/ballast"
 printf '%s\\n' {shlex.quote(WATCHER)} "$(date -u '+%F %T UTC')" {lease.length_s} "$boot" >"$l/.watcher-{epoch}"
-ln "$l/.watcher-{epoch}" "$l/epochs/{epoch + 1}" 2>/dev/null || exit 0
+ln "$l/.watcher-{epoch}" "$l/epochs/{epoch + 1}" 2>/dev/null
+taken=$?
+rm -f "$l/.watcher-{epoch}"
+[ $taken -eq 0 ] || exit 0
 sh "$l/restore.sh" >"$l/restore-{epoch + 1}.log" 2>&1
 code=$?
 case $code in
@@ -195,13 +217,27 @@ mv -f "$l/marker.part" "$l/marker-{epoch + 1}"
 """
 
 
+def _ballast_script(lease: Lease) -> str:
+    """Sh that sees that there is something to throw overboard when known-good must start on a full disk."""
+    ballast = shlex.quote(f"{lease.folder}/ballast")
+    return f"""
+umask 077
+[ -s {ballast} ] && exit 0
+head -c {BALLAST_BYTES} /dev/urandom >{ballast}.part && mv -f {ballast}.part {ballast} && exit 0
+rm -f {ballast}.part
+exit 1
+"""
+
+
 def _beat(lease: Lease) -> str:
     beat = shlex.quote(f"{lease.folder}/beat-{lease.epoch}")
-    return f'read -r up _ </proc/uptime && echo "$up" >{beat}.part && mv -f {beat}.part {beat} || exit 1'
+    # In place, one short line over another: a disk that is full by now must not make us fall silent.
+    return f'read -r up _ </proc/uptime && echo "$up" 1<>{beat} || exit 1'
 
 
 def _take_script(root: str, holder: str, length_s: int, predecessor: str | None) -> str:
     """Sh that prints the new epoch's number; exits HELD, naming the holder, while somebody renews."""
+    dead = "" if predecessor is None else f'case "$who" in {shlex.quote(predecessor)}*) dead=yes ;; esac'
     return f"""
 {STAT_SH}
 umask 077
@@ -213,10 +249,12 @@ while :; do
   if [ $epoch -gt 0 ] && [ ! -e "$l/done-$epoch" ]; then
     {{ read -r who; read -r since; read -r length; read -r taken_in; }} <"$l/epochs/$epoch"
     beat=0
-    read -r beat <"$l/beat-$epoch" 2>/dev/null
+    read -r beat 2>/dev/null <"$l/beat-$epoch"
     read -r up _ </proc/uptime
     age=$((${{up%.*}} - ${{beat%.*}}))
-    if [ "$taken_in" = "$boot" ] && [ "$who" != {shlex.quote(predecessor or "")} ]; then
+    dead=
+    {dead}
+    if [ "$taken_in" = "$boot" ] && [ -z "$dead" ]; then
       # A watcher is at work for as long as its job lives; an agent for as long as it renews.
       working=
       if [ "$who" = {shlex.quote(WATCHER)} ]; then
@@ -231,7 +269,8 @@ while :; do
   epoch=$((epoch + 1))
   printf '%s\\n' {shlex.quote(holder)} "$(date -u '+%F %T UTC')" {length_s} "$boot" >"$l/.taker-$$" || exit 1
   read -r up _ </proc/uptime
-  echo "$up" >"$l/beat-$epoch" || exit 1
+  # Renamed into place: another taker may be reading the file of the same epoch, and must not find it empty.
+  echo "$up" >"$l/.beat-$$" && mv -f "$l/.beat-$$" "$l/beat-$epoch" || exit 1
   if ln "$l/.taker-$$" "$l/epochs/$epoch" 2>/dev/null; then rm -f "$l/.taker-$$"; echo "$epoch"; exit 0; fi
   rm -f "$l/.taker-$$"
   [ -e "$l/epochs/$epoch" ] || {{ echo "the file system of $l knows no hard links" >&2; exit 1; }}

@@ -50,6 +50,7 @@ class Stat(NamedTuple):
     state: str
     ppid: int
     session: int
+    niceness: int
     start_ticks: int
     cpu_ticks: int
     reaped_cpu_ticks: int
@@ -65,6 +66,7 @@ def parse_stats(text: str) -> list[Stat]:
             state=match[3],
             ppid=int((rest := match[4].split())[0]),
             session=int(rest[2]),
+            niceness=int(rest[15]),
             start_ticks=int(rest[18]),
             cpu_ticks=int(rest[10]) + int(rest[11]),
             reaped_cpu_ticks=int(rest[12]) + int(rest[13]),

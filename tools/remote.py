@@ -14,8 +14,9 @@ import re
 import secrets as randomness
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -26,6 +27,8 @@ from tools.benches import builtin
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
+    ConnectionsFact,
+    FolderFact,
     GpuFact,
     ListenersFact,
     Machine,
@@ -42,9 +45,12 @@ from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
 from tools.services.base import Service, StopJobs
 from tools.services.process import BareProcess, revealed
 from tools.shell import CHUNK_BYTES, Host, quote
-from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
+from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
+Known = TypeVar("Known")
+KEY_BYTES = 32
 READY_POLL_S = 0.25
+TRAFFIC_LOOK_S = 0.5
 ENDING_LOOKS = 20
 """For about 5 s: a dying server's threads hold its socket when its own descriptors can no longer be read."""
 LOADER_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
@@ -79,12 +85,13 @@ class RemoteTarget:
         self.machine: Machine | None = None
         self.known: FlagTable | None = None
         self.version = ""
-        self.hash_key = randomness.token_bytes(32)
+        self.hash_key = randomness.token_bytes(KEY_BYTES)
         self.secrets: dict[str, str] = {}
         self.adopted: ProcessId | None = None
         self.adopted_fingerprint = ""
         self.prepared = False
         self.session_id = ""
+        self.holders = ""
         self.fenced: lease.FencedHost | None = None
 
     # --- looking -------------------------------------------------------------------------------------------
@@ -112,19 +119,16 @@ class RemoteTarget:
         if key is None:
             await self.host.put(f"{self.root}/hash.key", self.hash_key.hex().encode())
         else:
-            self.hash_key = bytes.fromhex(key.decode())
+            self.hash_key = self._read("hash.key", key, _key)
         stored = await self._file("secrets.json")
-        self.secrets = json.loads(stored) if stored is not None else {}
+        self.secrets = self._read("secrets.json", stored, _secrets) if stored is not None else {}
         self.prepared = True
 
     # --- the lease -----------------------------------------------------------------------------------------
 
     async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
-        """Take the target; every change from here on is refused by the host once somebody else has taken it.
-
-        `predecessor` is a holder that is known to be dead. Raises TargetLocked.
-        """
-        self.session_id = session_id
+        """See `Target.acquire`; every change from here on is refused by the host once somebody else has taken it."""
+        self.session_id, self.holders = session_id, predecessor or holder
         held = await lease.take(self.host, self.root, holder, self.settings.lease_s, predecessor)
         self.fenced = lease.FencedHost(self.host, held)
 
@@ -139,6 +143,16 @@ class RemoteTarget:
         if not await lease.renew(fenced):
             await lease.watch(fenced, None)
 
+    async def adopt_again(self, process: ProcessId) -> None:
+        """See `Target.adopt_again`."""
+        self.adopted = process
+
+    async def hand_over(self) -> None:
+        """See `Target.hand_over`."""
+        if self.fenced is not None:
+            await lease.hand_over(self.fenced)
+            self.fenced = None
+
     async def release(self) -> None:
         """See `Target.release`."""
         if self.fenced is not None:
@@ -147,8 +161,8 @@ class RemoteTarget:
 
     async def restored_meanwhile(self) -> str | None:
         """See `Target.restored_meanwhile`."""
-        left = await lease.marker(self.host, self.root, self._held().lease.epoch - 2)
-        return None if left is None else f"{left.result}: {left.detail}"
+        left = await lease.marker(self.host, self.root, self.holders)
+        return None if left is None else f"{left.result}: {left.detail} (epoch {left.epoch})"
 
     def _held(self) -> lease.FencedHost:
         if self.fenced is None:
@@ -212,6 +226,12 @@ class RemoteTarget:
             obstacles=obstacles,
         )
 
+    async def room(self) -> Room:
+        """See `Target.room`."""
+        await self.look_around()
+        seen = await ask(self.host, FolderFact(self.root, self.settings.python))
+        return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
+
     async def facts(self) -> TargetFacts:
         """See `Target.facts`."""
         machine = await self.look_around()
@@ -254,19 +274,53 @@ class RemoteTarget:
         ours = () if facts is None else (facts.process.pid,)
         return (await ask(self.host, BusyFact(window_s=1.0, ours=ours))).foreign_cores
 
+    async def foreign_traffic(self) -> str | None:
+        """See `Target.foreign_traffic`; open connections cost a look at procfs, only then the server is asked.
+
+        Twice, a moment apart: what ended just now may still be counted. Idle connections, such as a proxy's pool, are
+        told from requests where the server shows how many it has in flight.
+        """
+        said = None
+        for _ in range(2):
+            opened = await ask(self.host, ConnectionsFact(self.settings.port))
+            if not opened:
+                return None
+            looks = self.adapter.health_requests(self.settings.url, self.settings.api_key_file)
+            answers = {a.id: a for a in await probe.http(self.host, self.settings.python, looks, deadline_s=10.0)}
+            asked = self.adapter.in_flight(answers)
+            if asked == 0:
+                return None
+            said = f"{opened} open connections" if asked is None else f"{asked} requests in flight"
+            await asyncio.sleep(TRAFFIC_LOOK_S)
+        return said
+
+    def by_hand(self, key: str) -> str:
+        """See `Target.by_hand`; the script holds what the command line in the log does not: secrets and environment."""
+        run = shlex.quote(f"{jobs.job_dir(self.root, key)}/run.sh")
+        return f"look at what the server said; to start it by hand, on {self.host.name}: setsid /bin/sh {run} &"
+
+    async def boot_id(self) -> str:
+        """See `Target.boot_id`."""
+        return (await ask(self.host, MachineFact())).boot_id
+
     # --- launching -----------------------------------------------------------------------------------------
 
-    async def launch(self, key: str, spec: LaunchSpec) -> None:
+    async def launch(self, key: str, spec: LaunchSpec, stopped: Callable[[], None] = unheard) -> str:
         """See `Target.launch`."""
         if (await jobs.look(self.host, self.root, key)).phase not in ("absent", "prepared"):
-            return
+            return ""
         facts = await self._listener()
         if facts is not None and self._is_foreign(facts):
             raise self._foreign(facts)
-        for operation in self._service().plan(self.adopted, key):
-            await self._held().check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
         script = self._service().launch_script(spec, self.secrets, key)
+        await jobs.prepare(self._held(), self.root, key, script)
+        told = ""
+        for operation in self._service().plan(self.adopted, key):
+            done = await self._held().check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
+            told += done.text
+        stopped()
         await jobs.start(self._held(), self.root, key, script)
+        return told.strip()
 
     async def launched(self, key: str) -> bool:
         """See `Target.launched`."""
@@ -493,6 +547,17 @@ class RemoteTarget:
         there = await self.host.run(f"[ -e {shlex.quote(path)} ]")
         return await self.host.get(path) if there.ok else None
 
+    def _read(self, name: str, stored: bytes, parse: Callable[[bytes], Known]) -> Known:
+        """A file of ours; a power cut can leave one empty."""
+        try:
+            return parse(stored)
+        except ValueError as error:
+            raise HostError(
+                f"our file {name} on the host is damaged: {error}",
+                where={"host": self.host.name, "path": f"{self.root}/{name}", "bytes": len(stored)},
+                do="put it back from a backup; without one, end the session, remove the folder and `start` anew",
+            ) from error
+
     async def _whole(self, path: str) -> bytes:
         parts: list[bytes] = []
         while not parts or len(parts[-1]) == CHUNK_BYTES:
@@ -527,6 +592,20 @@ def manager_of(cgroup: str) -> str | None:
             return f"the unit {part}"
     container = re.search(r"(docker|libpod|crio|containerd)[-/]([0-9a-f]{12})", cgroup)
     return f"the container {container[2]}" if container else None
+
+
+def _key(stored: bytes) -> bytes:
+    key = bytes.fromhex(stored.decode())
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, here are {len(key)}")
+    return key
+
+
+def _secrets(stored: bytes) -> dict[str, str]:
+    found = json.loads(stored)
+    if not isinstance(found, dict):
+        raise ValueError("it holds no names with values")
+    return found
 
 
 def _clock_ticks() -> int:

@@ -13,7 +13,7 @@ import shlex
 from pydantic import Field
 
 from state.models import Frozen, ProcessId
-from tools.job_scripts import start_script
+from tools.job_scripts import prepare_script, start_script
 from tools.jobs import STARTED_WITHIN_S, job_dir
 from tools.procfs import STAT_SH
 from tools.servers.base import HttpRequest
@@ -41,11 +41,13 @@ class Restore(Frozen):
     def render(self) -> str:
         """The whole script, POSIX sh."""
         size = len(self.launch_script.encode("utf-8", "surrogateescape"))
-        begin = start_script(job_dir(self.root, self.key), "", size, STARTED_WITHIN_S)
+        place = job_dir(self.root, self.key)
+        prepare, begin = prepare_script(place, size), start_script(place, "", size, STARTED_WITHIN_S)
         steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
         return f"""
 {STAT_SH}{self._who_serves()}{self._generates()}
 if [ -n "$good" ] && generates 3; then echo "known-good serves as process $good and generates"; exit {ALREADY}; fi
+printf %s {shlex.quote(self.launch_script)} | ( {prepare} ) || exit 1
 {steps}
 printf %s {shlex.quote(self.launch_script)} | ( {begin} ) || exit 1
 generates {max(1, int(self.deadline_s))} || {{ echo "known-good was started but does not generate"; exit 1; }}

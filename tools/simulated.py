@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from state.models import (
     digest,
 )
 from tools.diagnose import Action
-from tools.target import Ready, RunRequest, RunResult, RunState, Serving, TargetFacts
+from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
 
@@ -73,17 +74,46 @@ class SimulatedTarget:
     # --- the Target protocol -------------------------------------------------------------------------------
 
     async def guard(self, known_good: LaunchSpec) -> None:
-        """A simulated host needs no watcher: it does nothing by itself."""
+        """The world notes what it would put back; it does so when the lease is handed over, never by time."""
+        world = self._load()
+        world["guarded"], world["marker"] = known_good.model_dump(mode="json"), None
+        self._save(world)
+
+    async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
+        """See `renew`."""
 
     async def renew(self) -> None:
-        """See `guard`."""
+        """Nobody else ever takes a simulated target."""
+
+    async def adopt_again(self, process: ProcessId) -> None:
+        """The world knows its processes."""
+
+    async def hand_over(self) -> None:
+        """What the watcher of a real host does, done by the world itself: known-good serves again."""
+        world = self._load()
+        if world.get("guarded") is not None and world["server"] is not None and world["server"]["key"] != "foreign":
+            world["pids"] += 1
+            good = LaunchSpec.model_validate(world["guarded"])
+            world["server"] = self._process("watcher", good, world["pids"])
+            world["marker"] = f"restored: known-good serves as process {world['pids']}"
+            self._log("watcher", "restored", good.fingerprint)
+            self._save(world)
+
+    def by_hand(self, key: str) -> str:
+        """A simulated server is started by nobody else."""
+        return f"make the simulated world accept launch {key}"
+
+    async def boot_id(self) -> str:
+        """Whichever boot the world is in."""
+        return str(self._load().get("boot", BOOT))
 
     async def release(self) -> None:
-        """See `guard`."""
+        """See `renew`."""
 
     async def restored_meanwhile(self) -> str | None:
-        """See `guard`."""
-        return None
+        """What the world did after a lease was handed over."""
+        marker: str | None = self._load().get("marker")
+        return marker
 
     async def adopt(self) -> Adoption:
         """What serves at the start."""
@@ -91,6 +121,10 @@ class SimulatedTarget:
         if serving is None:
             raise ServerNotFound("no simulated server runs", do="delete the simulated world to begin again")
         return Adoption(process=serving.process, spec=serving.spec, engine_version="sim-1", hardware="simulated")
+
+    async def room(self) -> Room:
+        """The world is small."""
+        return Room(path=str(self.path), free_mb=10_000)
 
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
@@ -123,28 +157,33 @@ class SimulatedTarget:
 
     async def serving(self) -> Serving | None:
         """Whoever the world says."""
-        server = self._load()["server"]
+        world = self._load()
+        server = world["server"]
         if server is None or server["state"] == "failed":
             return None
         return Serving(
-            process=ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT),
+            process=ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT)),
             key=None if server["key"] in ("adopted", "foreign") else server["key"],
             spec=LaunchSpec.model_validate(server["spec"]),
         )
 
-    async def launch(self, key: str, spec: LaunchSpec) -> None:
+    async def launch(self, key: str, spec: LaunchSpec, stopped: Callable[[], None] = unheard) -> str:
         """Replace the server; a server that is neither adopted nor ours is left alone."""
         world = self._load()
         if key in world.setdefault("launches", []):
-            return
+            return ""
         if world["server"] is not None and world["server"]["key"] == "foreign":
             raise ForeignChange("somebody else's server holds the port", where={"host": self.name})
+        world["server"] = None
+        self._save(world)
+        stopped()
         world["launches"].append(key)
         world["pids"] += 1
         world["server"] = self._process(key, spec, world["pids"])
         world["clock"] += self.scenario.launch_s
         self._log("launch", key, spec.fingerprint)
         self._save(world)
+        return ""
 
     async def launched(self, key: str) -> bool:
         """Whether the world saw that launch."""
@@ -163,7 +202,7 @@ class SimulatedTarget:
             return Failure(
                 failure_class="config-invalid", cause=refused, exit_code=1, tail=refused, action=Action.REJECT
             )
-        process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=BOOT)
+        process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
         return Ready(process=process, load_s=self.scenario.launch_s)
 
     async def trouble(self) -> str | None:
@@ -218,6 +257,11 @@ class SimulatedTarget:
     async def foreign_cores(self) -> float | None:
         """As the scenario says."""
         return self.scenario.foreign_cores
+
+    async def foreign_traffic(self) -> str | None:
+        """As many requests of others as the world says."""
+        requests = self._load().get("traffic", 0)
+        return f"{requests} requests in flight" if requests else None
 
     async def pause(self, seconds: float) -> None:
         """Advance the world's clock instead of waiting."""

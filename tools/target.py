@@ -5,6 +5,7 @@ Every method that changes the world is idempotent by its key, so that doing it a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from state.models import (
@@ -21,6 +22,10 @@ from state.models import (
 )
 
 
+def unheard() -> None:
+    """For a moment that nobody waits for."""
+
+
 class TargetFacts(Frozen):
     """What a planner may know about the target without touching it again."""
 
@@ -29,6 +34,14 @@ class TargetFacts(Frozen):
     gpus: int
     known_flags: frozenset[str]
     engine_version: str
+
+
+class Room(Frozen):
+    """What a host offers for our files; `obstacle` says why they cannot lie there."""
+
+    path: str
+    free_mb: float
+    obstacle: str | None = None
 
 
 class Serving(Frozen):
@@ -83,7 +96,30 @@ class Target(Protocol):
         ...
 
     async def renew(self) -> None:
-        """Say that we are still here. Raises RefusedForSafety when the host or another agent took over."""
+        """Say that we are still here. Raises LeasePassedOn when the host or another agent took over."""
+        ...
+
+    async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
+        """Take the target for a session. Raises TargetLocked while somebody else holds it.
+
+        `predecessor` begins the names of holders that are known to be dead.
+        """
+        ...
+
+    async def adopt_again(self, process: ProcessId) -> None:
+        """The adopted server lives on as another process, after a boot of the host."""
+        ...
+
+    async def hand_over(self) -> None:
+        """Let the host put known-good back now, as if we had fallen silent long ago; we must not act afterwards."""
+        ...
+
+    def by_hand(self, key: str) -> str:
+        """What a person has to type to begin launch `key` without us."""
+        ...
+
+    async def boot_id(self) -> str:
+        """Which boot of the host this is."""
         ...
 
     async def release(self) -> None:
@@ -91,11 +127,17 @@ class Target(Protocol):
         ...
 
     async def restored_meanwhile(self) -> str | None:
-        """What the host's watcher did between the former agent's silence and our coming, None when nothing."""
+        """What the host's watcher did last since the session's first agent came, None when nothing; always the same
+        words for the same deed, so that an agent can see whether a former one has told it already.
+        """
         ...
 
     async def adopt(self) -> Adoption:
         """Look at the running server and describe it; reads only. Raises ServerNotFound."""
+        ...
+
+    async def room(self) -> Room:
+        """Whether our files can lie on the host; reads only."""
         ...
 
     async def facts(self) -> TargetFacts:
@@ -110,10 +152,12 @@ class Target(Protocol):
         """Who listens on the server's port now, None when nobody does."""
         ...
 
-    async def launch(self, key: str, spec: LaunchSpec) -> None:
+    async def launch(self, key: str, spec: LaunchSpec, stopped: Callable[[], None] = unheard) -> str:
         """Stop the server that serves, if it is the adopted one or ours, and begin `spec` as launch `key`.
 
-        Does nothing when launch `key` has begun already. Raises ForeignChange when somebody else's process serves.
+        Returns what was out of the ordinary on the way, in words. `stopped` is called in between, when nobody serves.
+        Does nothing when launch `key` has begun already.
+        Raises ForeignChange when somebody else's process serves.
         """
         ...
 
@@ -147,6 +191,10 @@ class Target(Protocol):
 
     async def foreign_cores(self) -> float | None:
         """How many cores are busy with work that is neither the server's nor ours, None when unobservable."""
+        ...
+
+    async def foreign_traffic(self) -> str | None:
+        """Who else uses the server just now, in words; to be asked only while nothing of ours asks it anything."""
         ...
 
     async def pause(self, seconds: float) -> None:

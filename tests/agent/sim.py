@@ -48,6 +48,11 @@ CONFIG = SessionConfig.model_validate(
     }
 )
 
+ONE_POINT = CONFIG.model_copy(
+    update={"workload": CONFIG.workload.model_copy(update={"load_points": CONFIG.workload.load_points[1:]})}
+)
+"""A single load point, so that every point of a night can be tried in reasonable time."""
+
 SCENARIO = Scenario(
     flags={"--threads": ("1",), "--parallel": ("1",)},
     known_flags=frozenset({"--threads", "--parallel", "--poll", "--cache", "--spec"}),

@@ -11,19 +11,13 @@ import pytest
 from agent.inbox import ask_to_stop
 from agent.session import Runner
 from state.errors import ForeignChange, NeedsHuman
-from state.models import DecisionKind, Experiment, MeasurementStatus, Outcome, Role, SessionStatus, TodoStatus
+from state.models import Experiment, MeasurementStatus, Outcome, Role, SessionStatus, TodoStatus
 from state.projection import TABLES, fold
 from state.replay import decision_log
-from tests.agent.sim import CONFIG, SCENARIO, flag, sim_session
+from tests.agent.sim import CONFIG, ONE_POINT, SCENARIO, flag, sim_session
 from tests.state.test_store import dump
 
 pytestmark = pytest.mark.anyio
-
-
-ONE_POINT = CONFIG.model_copy(
-    update={"workload": CONFIG.workload.model_copy(update={"load_points": CONFIG.workload.load_points[1:]})}
-)
-"""A single load point, so that every point of a night can be tried in reasonable time."""
 
 
 class Killed(BaseException):
@@ -116,29 +110,6 @@ async def test_every_decision_names_its_reason_and_existing_evidence(tmp_path: P
             assert {item["id"] for item in entry["evidence"]} <= known
         judged = [entry for entry in log if entry["kind"] in ("keep", "revert")]
         assert judged and all(entry["evidence"] for entry in judged)
-
-
-async def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """One session after another, each killed one point later, until one runs to its end untouched."""
-    experiments = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--threads", "64"))
-    with sim_session(tmp_path / "reference", *experiments, config=ONE_POINT) as runner:
-        await runner.run()
-        reference = outcomes(runner)
-        final = runner.store.role(runner.session_id, Role.FINAL)
-    points = 0
-    while True:
-        folder = tmp_path / f"killed-{points}"
-        if not await _run_until(folder, points, experiments):
-            break
-        with sim_session(folder, *experiments, config=ONE_POINT) as runner:
-            assert await runner.run() == 0
-            assert outcomes(runner) == reference
-            assert runner.store.role(runner.session_id, Role.FINAL) == final
-            kinds = [d["kind"] for d in runner.store.decisions(runner.session_id)]
-            assert kinds.count(DecisionKind.RESUME.value) == 1
-            assert_consistent(runner)
-        points += 1
-    assert points > 100
 
 
 async def _run_until(folder: Path, point: int, experiments: tuple[Experiment, ...]) -> bool:

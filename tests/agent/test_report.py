@@ -123,7 +123,6 @@ def closed(outcome: Outcome) -> ev.Event:
         pytest.param(
             SessionStatus.NEEDS_HUMAN, "dead\n  command: x", (), "Session needs human: dead.", id="needs human"
         ),
-        pytest.param(SessionStatus.FAILED, "bug", (), "Session failed: bug.", id="failed"),
     ],
 )
 def test_every_end_has_a_headline_of_one_line(

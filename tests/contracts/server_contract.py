@@ -237,5 +237,6 @@ class ServerContract:
     def test_no_answers_are_no_facts(self, case: ServerCase) -> None:
         assert case.adapter.effective({}) == {}
         assert case.adapter.counters({}) == {}
+        assert case.adapter.in_flight({}) is None
         assert case.adapter.model_name({}) is None
         assert case.adapter.mismatches(spec_of(case), {}) == ()

@@ -15,19 +15,22 @@ import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from state.store import Store
 from tests.e2e.witness import start_ticks
-from tests.ssh_servers import SshServer, free_port, openssh
+from tests.ssh_servers import SSHD, SshServer, await_port, free_port, openssh
 
 PROJECT = Path(__file__).resolve().parents[2]
 WITNESSED = (sys.executable, str(PROJECT / "tests" / "e2e" / "witness.py"))
 MODEST = "--threads 1 --parallel 2 --ctx-size 1024 --flash-attn off --ubatch-size 1 --metrics"
 CANARY = "canary-7f3e9b-must-not-leave-the-host"
-LIMIT_S = 120
+LIMIT_S = 300
 """After which something hangs; no test asserts a time."""
 
 SESSION = """\
@@ -47,14 +50,14 @@ python = "{python}"
 [server]
 url = "http://127.0.0.1:{port}"
 api_key_file = "{key_file}"
-start_deadline_s = 60
+start_deadline_s = {start_deadline_s}
 stop_grace_s = 5
 
 [[workload.load_points]]
 name = "few"
 concurrency = 2
 requests = {requests}
-prompt_tokens = 64
+prompt_tokens = {prompt_tokens}
 output_tokens = 8
 
 [workload.objective]
@@ -65,11 +68,13 @@ baseline_runs = 2
 min_blocks = 2
 max_blocks = 2
 max_runs = 1
+close_out_blocks = {close_out_blocks}
 
 [validity]                   # whoever else uses this machine must not decide how a test ends
 max_foreign_cpu_cores = 1000
 max_steal_share = 1.0
 min_concurrency_share = 0.0
+quiet_wait_s = {quiet_wait_s}
 
 [planner]
 only = ["nothing-of-the-catalogue"]
@@ -88,12 +93,14 @@ class Start(NamedTuple):
 class Agent:
     """A running `run_agent.py` with its output in files."""
 
-    def __init__(self, folder: Path, words: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, words: tuple[str, ...], environment: Mapping[str, str], within: tuple[str, ...] = ()
+    ) -> None:
         number = len(list(folder.glob("agent-*.out")))
         self.out, self.err = folder / f"agent-{number}.out", folder / f"agent-{number}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROJECT / "run_agent.py"), *words],
+                [*within, sys.executable, str(PROJECT / "run_agent.py"), *words],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -135,16 +142,20 @@ class Rig:
         self.key_file.chmod(0o600)
         self.python = self._python()
         self.agents: list[Agent] = []
+        self.around_agents: dict[str, str] = {}
+        """More environment for every agent."""
+        self.agents_within: tuple[str, ...] = ()
+        """A command that becomes the agent elsewhere, such as in a network namespace."""
 
     # --- what an operator does -----------------------------------------------------------------------------
 
-    def generates(self) -> bool:
-        """Whether a request made here, not by Ratchet, is answered with a token."""
-        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 1}).encode()
+    def generates(self, tokens: int = 1) -> bool:
+        """Whether a request made here, not by Ratchet, is answered with that many tokens."""
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True}).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {CANARY}-key"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/completions", body, headers)
         with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            return bool(json.load(answer)["usage"]["completion_tokens"] == 1)
+            return bool(json.load(answer)["usage"]["completion_tokens"] == tokens)
 
     def start_server(
         self, *flags: str, program: tuple[str, ...] = (), port: int | None = None, stdin: str = "/dev/null"
@@ -167,6 +178,30 @@ class Rig:
         assert self.listener(port) == pid, (self.folder / "server.log").read_text()
         return pid
 
+    def reboot(self) -> None:
+        """What a power failure leaves: no process of the host lives, and the kernel shows another boot.
+
+        The agent's machine is another one, so its processes stay. The new boot id is mounted over the kernel's in a
+        mount namespace of the new sshd. Skips where that is not allowed.
+        """
+        agents = {agent.process.pid for agent in self.agents}
+        self.sshd.kill_connections()
+        for pid, ticks in self.ours().items():
+            if pid not in agents and start_ticks(pid) == ticks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.sshd.process.wait()
+        boot_id = self.folder / "boot_id"
+        boot_id.write_text(f"{uuid.uuid4()}\n")
+        config = self.sshd.folder / "sshd_config"
+        script = 'mount --bind "$1" /proc/sys/kernel/random/boot_id && exec "$2" -D -e -f "$3"'
+        command = ["unshare", "--mount", "/bin/sh", "-c", script, "sh", boot_id, SSHD, config]
+        if subprocess.run(["unshare", "--mount", "/bin/true"], check=False).returncode != 0:
+            pytest.skip("a mount namespace for another boot id may not be made here")
+        with (self.sshd.folder / "log").open("ab") as log:
+            self.sshd.process = subprocess.Popen(command, stderr=log)
+        await_port(self.sshd.direct_port, self.sshd.process, self.sshd.folder / "log")
+
     def write_session(self, more: str = "", **fields: object) -> Path:
         """A session file for this rig; `fields` override what stands in its template."""
         settings = self.sshd.settings
@@ -181,7 +216,11 @@ class Rig:
             "port": self.port,
             "key_file": self.key_file,
             "requests": 4,
+            "prompt_tokens": 64,
             "lease_s": 300,
+            "start_deadline_s": 60,
+            "close_out_blocks": 2,
+            "quiet_wait_s": 300,
         }
         path = self.folder / "session.toml"
         path.write_text(SESSION.format(**known | fields) + more)
@@ -190,8 +229,8 @@ class Rig:
     def agent(self, *words: str) -> Agent:
         """Start `run_agent.py` in the background."""
         environment = {**os.environ, "HOME": str(self.folder / "home-of-agent"), "XDG_STATE_HOME": str(self.folder)}
-        environment["COLUMNS"] = "240"  # no sentence is broken over lines of a table
-        self.agents.append(Agent(self.folder, words, environment))
+        environment |= {"COLUMNS": "240", **self.around_agents}  # no sentence is broken over lines of a table
+        self.agents.append(Agent(self.folder, words, environment, self.agents_within))
         return self.agents[-1]
 
     def command(self, *words: str) -> Agent:

@@ -51,7 +51,7 @@ async def test_dying_anywhere_and_coming_back_does_it_once(store: Store, point: 
     world = World()
 
     def die(name: str) -> None:
-        if name == f"s/k:{point}":
+        if name == f"k:{point}":
             raise Killed
 
     with pytest.raises(Killed):

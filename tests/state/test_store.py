@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from state import events as ev
 from state.errors import ConfigError, StoreError, TargetLocked
 from state.models import Adoption, Decision, DecisionKind, Experiment, LaunchSpec, ProcessId, Role, Trial
 from state.projection import TABLES, fold
-from state.store import Store
+from state.store import Store, steady_clock
 
 
 def a_spec(**flags: str) -> LaunchSpec:
@@ -181,3 +182,10 @@ def test_time_without_an_agent_is_not_active_time(tmp_path: Path) -> None:
         store.append("s", ev.AgentAttached(pid=2, version="1"))
         now[0] = 505.0
         assert store.active_s("s") == pytest.approx(15.0)
+
+
+def test_a_jump_of_the_machines_clock_moves_no_time_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = steady_clock()
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: before + 36_000.0)
+    assert 0 <= clock() - before < 3600

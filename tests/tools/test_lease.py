@@ -93,7 +93,9 @@ async def test_the_marker_says_what_the_restore_came_to(root: str, code: int, re
     await ended(root, held)
     found = await lease.marker(LocalHost(), root)
     assert found is not None and found.result == result
-    assert await lease.marker(LocalHost(), root, since_epoch=found.epoch) is None
+    later = await lease.take(LocalHost(), root, "one who comes later", LONG_S)
+    assert later.epoch > found.epoch
+    assert await lease.marker(LocalHost(), root, holder="one who") is None
 
 
 async def test_it_never_fires_while_renewals_arrive(root: str) -> None:

@@ -24,6 +24,7 @@ from tools import jobs
 from tools.facts import ProcessFact, ask
 from tools.servers.base import is_volatile
 from tools.services.base import AwaitPortFree, StopAdopted, StopJobs
+from tools.services.memory import AwaitMemory
 from tools.services.process import BareProcess
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.anyio
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 SHOW = """\
 import json, os, resource, sys
-kinds = {"nofile": resource.RLIMIT_NOFILE, "core": resource.RLIMIT_CORE, "memlock": resource.RLIMIT_MEMLOCK}
+kinds = {"nofile": resource.RLIMIT_NOFILE, "core": resource.RLIMIT_CORE, "memlock": resource.RLIMIT_MEMLOCK,
+         "nproc": resource.RLIMIT_NPROC}
 limits = {name: resource.getrlimit(kind) for name, kind in kinds.items()}
 raw = [item.partition(b"=") for item in open("/proc/self/environ", "rb").read().split(b"\\0") if item]
 environ = {name.decode(): value.decode() for name, _, value in raw}
@@ -143,7 +145,7 @@ async def test_limits_are_those_of_the_recorded_process(host: LocalHost, tmp_pat
     ceiling = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)
     limits = {"nofile": f"{soft}:{ceiling}", "core": "0:512", "memlock": "32768:65536", "nproc": "1:1"}
     told = await shown(host, tmp_path, spec(sys.executable, str(show), cwd=tmp_path, limits=limits), {})
-    assert told["limits"] == {"nofile": [soft, ceiling], "core": [0, 512], "memlock": [32768, 65536]}
+    assert told["limits"] == {"nofile": [soft, ceiling], "core": [0, 512], "memlock": [32768, 65536], "nproc": [1, 1]}
 
 
 async def test_a_hard_limit_below_the_logins_soft_one_is_set(host: LocalHost, tmp_path: Path, show: Path) -> None:
@@ -163,8 +165,10 @@ async def test_a_directory_that_is_gone_ends_the_launch(host: LocalHost, tmp_pat
 async def test_what_is_observed_of_a_launch_can_be_launched_again(host: LocalHost, tmp_path: Path) -> None:
     """Observed → spec → launched → observed: the second look shows what the first one did."""
     environ = {"PATH": "/usr/bin:/bin", "A": "x\ny", "b.c": "odd"}
-    first = spawned("sleep", "300", cwd=tmp_path, env=environ)
+    tuned = "umask 027; renice -n 3 -p $$ >&2; taskset -pc 0 $$ >&2; ulimit -n 77; exec env b.c=odd sleep 300"
+    first = spawned("/bin/sh", "-c", tuned, cwd=tmp_path, env=environ)
     try:
+        assert await seen(lambda: Path(f"/proc/{first.pid}/cmdline").read_bytes() == b"sleep\x00300\x00")
         before = await ask(host, ProcessFact(first.pid))
     finally:
         first.kill()
@@ -184,6 +188,7 @@ async def test_what_is_observed_of_a_launch_can_be_launched_again(host: LocalHos
     assert (after.argv, after.cwd, after.user) == (before.argv, before.cwd, before.user)
     assert {name: value for name, value in after.environ.items() if not is_volatile(name)} == environ
     assert after.limits == before.limits
+    assert (after.limits["umask"], after.limits["niceness"], after.limits["affinity"]) == ("0027", "3", "0")
 
 
 # --- stopping ----------------------------------------------------------------------------------------------
@@ -266,13 +271,14 @@ async def test_launches_of_ours_are_ended_but_the_wanted_one_and_other_jobs_go_o
     await host.check(StopJobs(root=str(tmp_path), shape="*-M*", grace_s=2).render())
 
 
-def test_the_plan_ends_what_is_ours_and_waits_for_the_port(tmp_path: Path) -> None:
+def test_the_plan_ends_what_is_ours_and_waits_for_port_and_memory(tmp_path: Path) -> None:
     service = BareProcess(str(tmp_path), 8102, 5.0)
     adopted = ProcessId(pid=7, start_ticks=8, boot_id=BOOT)
     assert service.plan(adopted, "S-T2") == (
         StopJobs(root=str(tmp_path), shape="*-T*", but="S-T2", grace_s=5.0),
         StopAdopted(process=adopted, grace_s=5.0),
         AwaitPortFree(port=8102, within_s=15.0),
+        AwaitMemory(root=str(tmp_path), but="S-T2", within_s=15.0),
     )
 
 

@@ -58,7 +58,9 @@ def request_json(
 def script(python: str, client: str, asked: dict[str, Any]) -> str:
     """Sh that leaves the request beside the job's other files and becomes the client; the job's folder is its cwd."""
     words = [python, client, "--request", REQUEST, "--result", RESULT, "--progress", PROGRESS]
-    return f"printf %s {shlex.quote(json.dumps(asked))} >{REQUEST}\nexec {shlex.join(words)}\n"
+    part = f"{REQUEST}.part"
+    stored = f"printf %s {shlex.quote(json.dumps(asked))} >{part} && mv -f {part} {REQUEST} || exit 1"
+    return f"{stored}\nexec {shlex.join(words)}\n"
 
 
 def parse(text: bytes, key: str) -> RunResult:

@@ -2,17 +2,21 @@
 
 from tools.facts.base import Fact, ask, decode
 from tools.facts.cpu import BusyFact, BusyFacts
+from tools.facts.folder import Folder, FolderFact
 from tools.facts.machine import Disk, DiskFact, Gpu, GpuFact, GpuFacts, Machine, MachineFact, Memory, MemoryFact
-from tools.facts.network import Listener, ListenersFact, PortFacts
+from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts
 from tools.facts.process import DescendantsFact, ProcessFact, ProcessFacts
 
 __all__ = [
     "BusyFact",
     "BusyFacts",
+    "ConnectionsFact",
     "DescendantsFact",
     "Disk",
     "DiskFact",
     "Fact",
+    "Folder",
+    "FolderFact",
     "Gpu",
     "GpuFact",
     "GpuFacts",

@@ -1,4 +1,4 @@
-"""Who listens on a TCP port, from procfs alone; it opens no connection, so that a server never notices."""
+"""Who listens on a TCP port and who is connected to it, from procfs alone; it opens no connection itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tools.facts.base import Fact, as_text
 
 LISTEN = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
+ESTABLISHED = "01"
+"""TCP_ESTABLISHED in /proc/net/tcp."""
 
 
 class Listener(Frozen):
@@ -81,6 +83,32 @@ LC_ALL=C ls -l /proc/[0-9]*/fd 2>/dev/null | grep -e '^/proc/[0-9]*/fd:' "$@" | 
             observed=observed,
             listeners=tuple(Listener(address=a, pids=tuple(holders.get(i, ()))) for i, a in sockets.items()),
         )
+
+
+@dataclass(frozen=True)
+class ConnectionsFact(Fact[int | None]):
+    """How many connections to a TCP port are open, idle ones included; None where the tables cannot be read."""
+
+    port: int
+
+    def command(self) -> str:
+        """The server's ends of the connections, one line each, after a line for each table that could be read."""
+        return f"""
+for table in tcp tcp6; do
+  exec 3</proc/net/$table || continue
+  echo table
+  while read -r slot local remote state rest <&3; do
+    case $local:$state in *:{self.port:04X}:{ESTABLISHED}) echo open ;; esac
+  done
+  exec 3<&-
+done 2>/dev/null
+:
+"""
+
+    def parse(self, output: bytes) -> int | None:
+        """Count the lines."""
+        said = as_text(output).split()
+        return said.count("open") if "table" in said else None
 
 
 def _address(raw: str) -> str:

@@ -45,7 +45,9 @@ class ProcessFacts(Frozen):
     cwd: str | None = Field(description="None where it may not be read")
     exe: str | None
     environ: dict[str, str] | None = Field(description="at exec; None where it may not be read")
-    limits: dict[str, str] = Field(description="soft:hard by name, e.g. nofile; {} where they may not be read")
+    limits: dict[str, str] = Field(
+        description="soft:hard by name, e.g. nofile, where they may be read; and umask, niceness and affinity"
+    )
     stdio: tuple[str | None, str | None, str | None] = Field(description="where 0, 1 and 2 lead")
     rss_mb: float
     threads: int
@@ -98,7 +100,7 @@ show again $p/stat
             cwd=_link(files["cwd"]),
             exe=_link(files["exe"]),
             environ=_environ(files["environ"]),
-            limits=_limits(files["limits"] or b""),
+            limits=_limits(files["limits"] or b"") | _manners(status, stat),
             stdio=(_link(files["fd/0"]), _link(files["fd/1"]), _link(files["fd/2"])),
             rss_mb=int(status.get("VmRSS", "0 kB").split()[0]) / 1024,
             threads=int(status.get("Threads", "0")),
@@ -165,6 +167,12 @@ def _link(data: bytes | None) -> str | None:
 def _fields(data: bytes) -> dict[str, str]:
     pairs = (line.partition(":") for line in as_text(data).splitlines())
     return {name: value.strip() for name, _, value in pairs}
+
+
+def _manners(status: dict[str, str], stat: Stat) -> dict[str, str]:
+    """What a child inherits beside its limits: umask (octal), niceness, and the cores that it may use (a list)."""
+    found = {"umask": status.get("Umask"), "affinity": status.get("Cpus_allowed_list"), "niceness": str(stat.niceness)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _limits(data: bytes) -> dict[str, str]:

@@ -195,6 +195,10 @@ class ServerAdapter(Protocol):
         """Counts that only grow while tokens are processed; empty when the server shows none."""
         ...
 
+    def in_flight(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """How many requests are being processed or wait, from the answers to `health_requests`; None if unknown."""
+        ...
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """What really runs, by canonical flag name (and `info:` facts), from answers and start log."""
         ...

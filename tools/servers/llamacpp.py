@@ -189,6 +189,10 @@ class LlamaCpp:
         """See `ServerAdapter.counters`."""
         return state.counters(answers)
 
+    def in_flight(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """See `ServerAdapter.in_flight`."""
+        return state.in_flight(answers)
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """See `ServerAdapter.effective`."""
         return state.effective(answers, log)

@@ -53,6 +53,17 @@ def counters(answers: Mapping[str, HttpAnswer]) -> dict[str, float]:
     return {f"slot {slot['id']} {key}": float(slot[key]) for slot in slots for key in progress if key in slot}
 
 
+def in_flight(answers: Mapping[str, HttpAnswer]) -> int | None:
+    """Requests processed and waiting by /metrics, else the busy slots of /slots; None where both are closed."""
+    metrics = answers.get("metrics")
+    if metrics is not None and metrics.ok:
+        found = re.findall(r"^llamacpp:requests_(?:processing|deferred) (\S+)$", metrics.text, re.M)
+        if found:
+            return int(sum(map(float, found)))
+    slots = json_of(answers, "slots").get("")
+    return None if slots is None else sum(bool(slot.get("is_processing")) for slot in slots)
+
+
 def effective(answers: Mapping[str, HttpAnswer], log: str) -> dict[str, str]:
     """From /props and /slots, and from the start log where those say nothing."""
     facts = _from_log(log)

@@ -15,6 +15,7 @@ from pydantic import Field
 from state.models import Frozen, LaunchSpec, ProcessId
 from tools.job_scripts import stop_body
 from tools.procfs import STAT_SH
+from tools.services.memory import AwaitMemory
 
 STEPS_PER_S = 20
 
@@ -97,7 +98,7 @@ done
 )"""
 
 
-Operation = StopJobs | StopAdopted | AwaitPortFree
+Operation = StopJobs | StopAdopted | AwaitPortFree | AwaitMemory
 
 
 class Service(Protocol):

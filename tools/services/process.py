@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from state.errors import ServerError
 from state.models import LaunchSpec, ProcessId
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
+from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
@@ -34,11 +35,15 @@ class BareProcess:
         self.grace_s = grace_s
 
     def plan(self, adopted: ProcessId | None, key: str) -> tuple[Operation, ...]:
-        """See `Service.plan`: end what is ours, then wait for the port."""
+        """See `Service.plan`: end what is ours, then wait for the port and the memory."""
         stops: list[Operation] = [StopJobs(root=self.root, shape="*-T*", but=key, grace_s=self.grace_s)]
         if adopted is not None:
             stops.append(StopAdopted(process=adopted, grace_s=self.grace_s))
-        return (*stops, AwaitPortFree(port=self.port, within_s=self.grace_s + 10))
+        waits = (
+            AwaitPortFree(port=self.port, within_s=self.grace_s + 10),
+            AwaitMemory(root=self.root, but=key, within_s=self.grace_s + 10),
+        )
+        return (*stops, *waits)
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`."""
@@ -49,12 +54,14 @@ class BareProcess:
         lines = [
             '[ "$RATCHET_CLEAN" = yes ] || '
             'exec env -i RATCHET_CLEAN=yes RATCHET_JOB="$RATCHET_JOB" /bin/sh "$RATCHET_JOB/run.sh"',
+            NOTE_LEVEL_SH,
             f"cd {shlex.quote(desired.cwd)} || exit 126",
-            *_ulimits(desired),
+            *_manners(desired),
             "ratchet_env=$(command -v env)",
             "unset RATCHET_CLEAN PWD OLDPWD",
             f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.fingerprint}",
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
+            *_ulimits(desired),
             f"exec {_carried(odd)}{shlex.join(words)}",
         ]
         return "\n".join(lines) + "\n"
@@ -88,16 +95,41 @@ def _carried(odd: dict[str, str]) -> str:
     return f'"$ratchet_env" {pairs} '
 
 
+def _manners(desired: LaunchSpec) -> Iterator[str]:
+    """Umask, niceness and cores of the recorded process; what cannot be had is said in the launch's log."""
+    limits = desired.limits
+    if "umask" in limits:
+        yield f"umask {shlex.quote(limits['umask'])}"
+    if "niceness" in limits:
+        nice = shlex.quote(limits["niceness"])
+        refused = f'echo "ratchet: niceness {nice} was refused" >&2'
+        yield f'[ "$(nice)" = {nice} ] || renice -n {nice} -p $$ >/dev/null || {refused}'
+    if "affinity" in limits:
+        cores = shlex.quote(limits["affinity"])
+        yield (
+            f'while read -r name value _; do [ "$name" = Cpus_allowed_list: ] && [ "$value" != {cores} ] && '
+            f'{{ taskset -pc {cores} $$ >/dev/null || echo "ratchet: cores {cores} were refused" >&2; }}; '
+            "done </proc/$$/status"
+        )
+
+
 def _ulimits(desired: LaunchSpec) -> Iterator[str]:
     """Limits as far as the shell can set them; what this login may not raise is said in the launch's log.
 
-    The soft limit goes first, since a hard one cannot be lowered below it, and last, since it may only rise afterwards.
+    The number of processes comes last, since nothing may be forked after it; its letter is p in dash and u in bash.
     """
     for name, letter in ULIMITS.items():
-        soft, _, hard = desired.limits.get(name, "").partition(":")
-        if not soft or not hard:
-            continue
-        low, high = (v if v == "unlimited" else str(int(v) // UNITS.get(name, 1)) for v in (soft, hard))
-        yield f"ulimit -S -{letter} {low} 2>/dev/null"
-        yield f"ulimit -H -{letter} {high} 2>/dev/null || echo 'ratchet: hard limit {name} {hard} was refused' >&2"
-        yield f"ulimit -S -{letter} {low} 2>/dev/null || echo 'ratchet: soft limit {name} {soft} was refused' >&2"
+        if name in desired.limits:
+            yield from _ulimit(name, letter, desired.limits[name])
+    if "nproc" in desired.limits:
+        yield "(ulimit -u) >/dev/null 2>&1 && ratchet_letter=u || ratchet_letter=p"
+        yield from _ulimit("nproc", "$ratchet_letter", desired.limits["nproc"])
+
+
+def _ulimit(name: str, letter: str, limit: str) -> Iterator[str]:
+    """The soft limit goes first, since a hard one cannot be lowered below it, and last, since it may only rise then."""
+    unit = UNITS.get(name, 1)
+    soft, hard = (v if v == "unlimited" else str(int(v) // unit) for v in limit.split(":"))
+    yield f"ulimit -S -{letter} {soft} 2>/dev/null"
+    yield f"ulimit -H -{letter} {hard} 2>/dev/null || echo 'ratchet: hard limit {name} {limit} was refused' >&2"
+    yield f"ulimit -S -{letter} {soft} 2>/dev/null || echo 'ratchet: soft limit {name} {limit} was refused' >&2"
