@@ -189,6 +189,18 @@ class PlannerSection(Frozen):
     skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
 
 
+class NotifySection(Frozen):
+    """Who is told when a session ends."""
+
+    urls_file: LocalPath | None = Field(
+        default=None,
+        description="file on this machine with one apprise address a line, such as mail, ntfy or Slack",
+    )
+    when: Literal["needed", "always"] = Field(
+        default="needed", description="needed: only when the session waits for a person (exit code 5 or 6)"
+    )
+
+
 class OwnExperiment(Experiment):
     """An experiment that a person wrote into the session file."""
 
@@ -211,6 +223,7 @@ class SessionConfig(Frozen):
     judge: JudgeRule = Field(default=JudgeRule(), description="how much evidence a keep needs")
     validity: ValidityRule = Field(default=ValidityRule(), description="when a measurement counts")
     planner: PlannerSection = Field(default=PlannerSection(), description="where the experiments come from")
+    notify: NotifySection = Field(default=NotifySection(), description="who is told when a session ends")
     experiments: tuple[OwnExperiment, ...] = Field(default=(), description="a person's own ideas, tried like any other")
 
     @cached_property

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agent import notify
 from agent.config import SessionConfig
 from agent.connect import connect, planner_for
 from agent.doctor import Diagnosis, examine
@@ -144,11 +145,20 @@ async def _drive(
             code = await Runner(store, session_id, target, config, planner, lines, fault).run()
     finally:
         _write_report(store, session_id, report, console)
+        _tell(store, session_id, config, console)
     _say(console, headline(store, session_id), style="bold")
     _say(console, f"report: {report}    log: ratchet replay --db {store.path}")
     if code == 4:
         _say(console, f"go on with: {again or f'ratchet resume --db {store.path}'}")
     return code
+
+
+def _tell(store: Store, session_id: str, config: SessionConfig, console: Console) -> None:
+    """A message that cannot be sent is said here and changes nothing else."""
+    row = store.session(session_id)
+    trouble = notify.tell(config.notify, row.status, f"Ratchet on {row.target}: {row.status}", row.reason)
+    if trouble is not None:
+        _say(console, f"nobody could be told: {trouble}")
 
 
 def _write_report(store: Store, session_id: str, report: Path, console: Console) -> None:

@@ -175,6 +175,9 @@ class Runner:
             return code
         except (NeedsHuman, RefusedForSafety) as error:
             needs = isinstance(error, NeedsHuman)
+            if needs:
+                with suppress(RatchetError):
+                    await self.target.leave_word(str(error))
             self._moved(SessionStatus.NEEDS_HUMAN if needs else SessionStatus.REFUSED, error)
             with suppress(LeasePassedOn):  # a lease that passed on is not ours to end
                 await self.target.release()
@@ -186,19 +189,22 @@ class Runner:
             await self.tenure.end()
 
     async def _to_an_end(self) -> int:
+        lost: RatchetError | None = None
         while True:
             try:
+                if lost is not None:
+                    await self.tenure.regain(lost)
+                    lost = None
                 await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
             except StoppedByOperator as stopped:
                 return await self._drain(stopped.what)
             except ForeignTraffic:
                 await self._leave_known_good()
                 raise
-            except (HostUnreachable, HostRebooted, OutcomeUnknown) as lost:
-                try:
-                    await self.tenure.regain(lost)
-                except StoppedByOperator as stopped:
-                    return await self._drain(stopped.what)
+            except (HostUnreachable, HostRebooted, OutcomeUnknown) as error:
+                if error is lost:
+                    raise
+                lost = error
                 continue
             row = self.store.session(self.session_id)
             return row.exit_code if row.exit_code is not None else 1

@@ -39,6 +39,20 @@ show() {
 """
 """Functions that carry arbitrary bytes through text; `tools.facts` decodes them."""
 
+LISTENING_SH = r"""
+# listening PORT: address and inode of each socket that listens on the port, which is given as four hexadecimal digits
+listening() {
+  for table in tcp tcp6; do
+    exec 3</proc/net/$table || continue
+    while read -r slot mine theirs state queues timer retransmits uid timeout inode rest <&3; do
+      case "$mine $state" in *:"$1 0A") echo "$mine $inode" ;; esac
+    done
+    exec 3<&-
+  done 2>/dev/null
+}
+"""
+"""0A is TCP_LISTEN in /proc/net/tcp, proc(5)."""
+
 STAT_LINE = re.compile(r"^(\d+) \((.*?)\) ([A-Za-z]) ((?:-?\d+ ){40,}-?\d+)$", re.MULTILINE | re.DOTALL)
 
 

@@ -51,6 +51,8 @@ Known = TypeVar("Known")
 KEY_BYTES = 32
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
+WORD = "NEEDS-HUMAN"
+"""File in our directory that says what a person has to do."""
 ENDING_LOOKS = 20
 """For about 5 s: a dying server's threads hold its socket when its own descriptors can no longer be read."""
 LOADER_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
@@ -131,6 +133,7 @@ class RemoteTarget:
         self.session_id, self.holders = session_id, predecessor or holder
         held = await lease.take(self.host, self.root, holder, self.settings.lease_s, predecessor)
         self.fenced = lease.FencedHost(self.host, held)
+        await self.fenced.check(f"rm -f {shlex.quote(f'{self.root}/{WORD}')}")
 
     async def guard(self, known_good: LaunchSpec) -> None:
         """See `Target.guard`."""
@@ -152,6 +155,10 @@ class RemoteTarget:
         if self.fenced is not None:
             await lease.hand_over(self.fenced)
             self.fenced = None
+
+    async def leave_word(self, text: str) -> None:
+        """See `Target.leave_word`."""
+        await self._held().put(f"{self.root}/{WORD}", text.encode("utf-8", "surrogateescape") + b"\n")
 
     async def release(self) -> None:
         """See `Target.release`."""

@@ -15,7 +15,7 @@ from pydantic import Field
 from state.models import Frozen, ProcessId
 from tools.job_scripts import prepare_script, start_script
 from tools.jobs import STARTED_WITHIN_S, job_dir
-from tools.procfs import STAT_SH
+from tools.procfs import LISTENING_SH, STAT_SH
 from tools.servers.base import HttpRequest
 from tools.servers.probe import probe_source
 from tools.services.base import Operation
@@ -45,7 +45,7 @@ class Restore(Frozen):
         prepare, begin = prepare_script(place, size), start_script(place, "", size, STARTED_WITHIN_S)
         steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
         return f"""
-{STAT_SH}{self._who_serves()}{self._generates()}
+{STAT_SH}{LISTENING_SH}{self._who_serves()}{self._generates()}
 if [ -n "$good" ] && generates 3; then echo "known-good serves as process $good and generates"; exit {ALREADY}; fi
 printf %s {shlex.quote(self.launch_script)} | ( {prepare} ) || exit 1
 {steps}
@@ -64,8 +64,7 @@ echo "known-good serves as launch {self.key} and generates"
             )
             is_good = "good=$pid" if self.adopted_is_good else ":"
         return f"""
-inodes=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ mine _ state _ _ _ _ _ inode _; do
-  case "$mine $state" in *:{self.port:04X}" 0A") echo "$inode" ;; esac; done)
+inodes=$(listening {self.port:04X} | cut -d ' ' -f 2)
 good=
 for inode in $inodes; do
   holders=$(LC_ALL=C ls -l /proc/[0-9]*/fd 2>/dev/null |

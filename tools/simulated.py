@@ -107,6 +107,10 @@ class SimulatedTarget:
         """Whichever boot the world is in."""
         return str(self._load().get("boot", BOOT))
 
+    async def leave_word(self, text: str) -> None:
+        """Into the log that outlives the agent."""
+        self._log("word", text.replace("\n", " "))
+
     async def release(self) -> None:
         """See `renew`."""
 

@@ -122,6 +122,10 @@ class Target(Protocol):
         """Which boot of the host this is."""
         ...
 
+    async def leave_word(self, text: str) -> None:
+        """Leave a note on the host for the person who has to look; taking the target again removes it."""
+        ...
+
     async def release(self) -> None:
         """Nobody has to watch any more: what serves is what shall serve."""
         ...

@@ -62,7 +62,7 @@ def test_a_full_file_mentions_every_section_and_key() -> None:
     raw = tomllib.loads((DATA / "full.toml").read_text())
     published = schema(SessionConfig)
     assert set(raw) == set(published["properties"])
-    for name in ("target", "server", "planner"):
+    for name in ("target", "server", "planner", "notify"):
         assert set(raw[name]) == set(published["$defs"][f"{name.title()}Section"]["properties"])
 
 

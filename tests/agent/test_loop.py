@@ -207,6 +207,7 @@ async def test_known_good_that_will_not_start_needs_a_human_and_names_the_comman
             await runner.run()
         assert "sim-server" in raised.value.where["command"]
         assert runner.store.session(runner.session_id).exit_code == 6
+        assert "the known-good configuration does not start any more" in (tmp_path / "world" / "world.log").read_text()
 
 
 async def test_the_budget_ends_the_list_but_never_the_close_out(tmp_path: Path) -> None:

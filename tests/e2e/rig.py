@@ -305,7 +305,7 @@ class Rig:
 
     def ours(self) -> dict[int, int]:
         """pid → start of every living process with this rig's folder in its command line or environment."""
-        mark, found = str(self.folder).encode(), {}
+        mark, found = f"{self.folder}/".encode(), {}  # with its end: round-2 is no part of round-27
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mark in (path / "cmdline").read_bytes() or mark in (path / "environ").read_bytes():

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from state.models import Frozen
 from tools.facts.base import Fact, as_text
+from tools.procfs import LISTENING_SH
 
-LISTEN = "0A"
-"""TCP_LISTEN in /proc/net/tcp."""
 ESTABLISHED = "01"
 """TCP_ESTABLISHED in /proc/net/tcp."""
 
@@ -45,19 +44,13 @@ class ListenersFact(Fact[PortFacts]):
 
     def command(self) -> str:
         """The listening rows of that port, then which /proc/PID/fd lead to their sockets."""
-        return f"""
-inodes=
-for table in tcp tcp6; do
-  exec 3</proc/net/$table || continue
-  echo "table $table"
-  while read -r slot local remote state queues timer retransmits uid timeout inode rest <&3; do
-    case $local:$state in *:{self.port:04X}:{LISTEN}) echo "socket $local $inode"; inodes="$inodes $inode" ;; esac
-  done
-  exec 3<&-
-done 2>/dev/null
-[ -n "$inodes" ] || exit 0
+        return f"""{LISTENING_SH}
+for table in tcp tcp6; do [ -r /proc/net/$table ] && echo "table $table"; done
+found=$(listening {self.port:04X})
+[ -n "$found" ] || exit 0
+echo "$found" | while read -r row; do echo "socket $row"; done
 set --
-for inode in $inodes; do set -- "$@" -e "socket:\\[$inode\\]"; done
+for inode in $(echo "$found" | cut -d ' ' -f 2); do set -- "$@" -e "socket:\\[$inode\\]"; done
 LC_ALL=C ls -l /proc/[0-9]*/fd 2>/dev/null | grep -e '^/proc/[0-9]*/fd:' "$@" | grep -B 1 "$@"
 :
 """

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from state.models import Frozen, LaunchSpec, ProcessId
 from tools.job_scripts import stop_body
-from tools.procfs import STAT_SH
+from tools.procfs import LISTENING_SH, STAT_SH
 from tools.services.memory import AwaitMemory
 
 STEPS_PER_S = 20
@@ -87,10 +87,9 @@ class AwaitPortFree(Frozen):
         """Sh that reads procfs, since no other tool is sure to be there."""
         steps = max(1, int(self.within_s * STEPS_PER_S))
         return f"""(
-busy() {{ cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ mine _ state _; do
-  case "$mine $state" in *:{self.port:04X}" 0A") echo yes; break ;; esac; done; }}
+{LISTENING_SH}
 tries=0
-while [ -n "$(busy)" ]; do
+while [ -n "$(listening {self.port:04X})" ]; do
   tries=$((tries + 1))
   if [ $tries -gt {steps} ]; then echo "port {self.port} is still taken" >&2; exit 1; fi
   sleep 0.05 2>/dev/null || sleep 1
