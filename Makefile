@@ -39,6 +39,7 @@ crash: install
 
 bench: install
 	$(BIN)/python benchmarks/client_rate.py --check
+	$(BIN)/python benchmarks/judge.py --check
 
 native: install
 	sh scripts/build-llama-server.sh

@@ -79,9 +79,7 @@ async def confirm(hands: Hands, trial: Trial) -> tuple[Measurement, ...]:
         own = tuple(m for m in known if m.status is not MeasurementStatus.OPEN)  # an open one is taken up by its block
         made = [m for m in own if m.trial_id == trial.id and m.load_point == name and m.metrics is not None]
         if not made:
-            about = Comparison(
-                experiment_id=CONFIRM, workload=hands.config.workload, rule=hands.config.judge, share=1, own=own
-            )
+            about = Comparison(experiment_id=CONFIRM, workload=hands.config.workload, rule=hands.config.judge, own=own)
             made = [await hands.measure(Need(arm=Arm.BASELINE, block=len(own), load_point=name), about, trial)]
         runs.append(made[-1])
     return tuple(runs)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from agent.chooser import Situation
 from agent.config import SessionConfig
-from agent.judge import Comparison, log_tok_s
-from agent.policy import Costs, Spent
+from agent.judge import Comparison, Prices, Seen, log_tok_s
+from agent.policy import Costs, Spent, close_out_s
 from agent.validity import noisy
 from state.models import (
+    Arm,
+    DecisionKind,
     Failure,
     Measurement,
     MeasurementStatus,
@@ -43,7 +47,6 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         experiment_id=experiment_id,
         workload=config.workload,
         rule=config.judge,
-        share=sum(1 for todo in store.todos(session_id) if todo.experiment.changes),
         own=tuple(m for m in everything if m.experiment_id == experiment_id),
         record=()
         if closing
@@ -55,11 +58,12 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
             and trials[m.trial_id].fingerprint == row.parent
             and m.status is MeasurementStatus.VALID
         ),
-        groups=tuple(
-            (m.load_point, trials[m.trial_id].fingerprint, value)
-            for m in everything
-            if (value := log_tok_s(m)) is not None
-        ),
+        night=_night(store, session_id, experiment_id, everything, epochs),
+        epoch=row.epoch,
+        left=_left(store, session_id, experiment_id),
+        earlier=_earlier(store, session_id, experiment_id),
+        prices=_prices(store, session_id, config, experiment_id),
+        fresh=_fresh(list(trials.values()), everything, experiment_id, row.parent),
         start_failure=None if failure is None or row.candidate == row.parent else _failure_text(failure),
         failed_launches=tuple(
             trial.id
@@ -71,6 +75,69 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         observation=not row.experiment.changes and not closing,
         close_out=closing,
     )
+
+
+def _night(
+    store: Store, session_id: str, experiment_id: str, everything: list[Measurement], epochs: dict[str, int]
+) -> tuple[Seen, ...]:
+    """Valid runs of earlier experiments; those of a candidate that collapsed say nothing about this server's noise."""
+    collapsed = {n for n, v in store.verdicts(session_id).items() if v.outcome is Outcome.COLLAPSED}
+    return tuple(
+        Seen(
+            experiment_id=m.experiment_id,
+            epoch=epochs[m.experiment_id],
+            launch=m.trial_id,
+            arm=m.arm,
+            load_point=m.load_point,
+            value=value,
+        )
+        for m in everything
+        if m.experiment_id != experiment_id
+        and (value := log_tok_s(m)) is not None
+        and not (m.arm is Arm.CANDIDATE and m.experiment_id in collapsed)
+    )
+
+
+def _left(store: Store, session_id: str, experiment_id: str) -> int:
+    """How many experiments may still be judged, the one under way included."""
+    waiting = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
+    todos = [t for t in store.todos(session_id) if t.experiment.changes]
+    return max(1, sum(1 for t in todos if t.status in waiting or t.id == experiment_id))
+
+
+def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
+    """Share of the night's error and what came back of it, of every experiment judged before."""
+    verdicts = store.verdicts(session_id)
+    names = [name for name in verdicts if name not in (experiment_id, CLOSE_OUT)]
+    return tuple((float(verdicts[n].rule.get("share", 0)), float(verdicts[n].rule.get("given_back", 0))) for n in names)
+
+
+def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Prices:
+    """Launch and run as seen on this host before the experiment, and the time left then: its plan must not move."""
+    now = costs(store, session_id, config, before=experiment_id)
+    reserve_s = close_out_s(config.workload, config.judge, now)
+    chosen = [d["at"] for d in store.decisions(session_id) if d["subject"] == experiment_id and d["kind"] in _BEGIN]
+    left_s = config.policy.budget.time_s - store.active_s(session_id, chosen[-1] if chosen else None) - reserve_s
+    return Prices(launch_s=now.launch_s, run_s=now.objective_run_s(config.workload), left_s=max(0.0, left_s))
+
+
+_BEGIN = (DecisionKind.CHOOSE.value, DecisionKind.CLOSE_OUT.value)
+
+
+def _fresh(trials: list[Trial], everything: list[Measurement], experiment_id: str, parent: str) -> bool:
+    """Whether the experiment found a launch of the parent serving that nothing had measured before."""
+    known = {m.trial_id for m in _before(everything, experiment_id)}
+    ready = [t for t in _before(trials, experiment_id) if t.status is TrialStatus.READY]
+    return bool(ready) and ready[-1].fingerprint == parent and ready[-1].id not in known
+
+
+Item = TypeVar("Item", Trial, Measurement)
+
+
+def _before(items: list[Item], experiment_id: str | None) -> list[Item]:
+    """Those that came before the experiment's first one; all when it has none, or None is asked."""
+    own = [place for place, item in enumerate(items) if item.experiment_id == experiment_id]
+    return items[: own[0]] if own else items
 
 
 def start_failure(trials: list[Trial], experiment_id: str, fingerprint: str) -> Failure | None:
@@ -101,13 +168,15 @@ def spent(store: Store, session_id: str) -> Spent:
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))
 
 
-def costs(store: Store, session_id: str, config: SessionConfig) -> Costs:
-    """Prices as measured in this session: medians of load times and of run times by load point."""
+def costs(store: Store, session_id: str, config: SessionConfig, before: str | None = None) -> Costs:
+    """Prices as measured in this session (before an experiment): medians of load and of run times by load point."""
     guesses = Costs()
-    loads = sorted(t.load_s for t in store.trials(session_id) if t.load_s is not None and not t.adopted)
+    trials = _before(store.trials(session_id), before)
+    loads = sorted(t.load_s for t in trials if t.load_s is not None and not t.adopted)
+    done = [m for m in _before(store.measurements(session_id), before) if m.status is MeasurementStatus.VALID]
     run_s: dict[str, float] = {}
     for point in config.workload.load_points:
-        seen = sorted(m.seconds for m in _finished(store, session_id) if m.load_point == point.name and m.seconds)
+        seen = sorted(m.seconds for m in done if m.load_point == point.name and m.seconds)
         if seen:
             run_s[point.name] = seen[len(seen) // 2]
     # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most.
@@ -144,10 +213,6 @@ def too_noisy(store: Store, session_id: str) -> str | None:
         if noise and name == BASELINE:
             return void[-1]
     return void[-1] if len(void) >= 2 and None not in void[-2:] else None
-
-
-def _finished(store: Store, session_id: str) -> list[Measurement]:
-    return [m for m in store.measurements(session_id) if m.status is MeasurementStatus.VALID]
 
 
 def _failure_text(failure: Failure) -> str:

@@ -244,6 +244,7 @@ class Hands:
             trial_id=trial.id,
             arm=need.arm,
             block=need.block,
+            run=need.run,
             load_point=need.load_point,
             seed=run_seed(self.config.seed, comparison.experiment_id, need, self._retries(need, comparison)),
         )
@@ -252,7 +253,9 @@ class Hands:
 
     def _retries(self, need: Need, comparison: Comparison) -> int:
         return sum(
-            1 for m in comparison.own if (m.arm, m.block, m.load_point) == (need.arm, need.block, need.load_point)
+            1
+            for m in comparison.own
+            if (m.arm, m.block, m.load_point, m.run) == (need.arm, need.block, need.load_point, need.run)
         )
 
     async def _finish_run(
@@ -307,5 +310,5 @@ class Hands:
 
 
 def run_seed(session_seed: int, experiment_id: str, need: Need, retry: int) -> int:
-    """Seed of a run: the same for both arms of a block, new for every block, load point and repetition."""
-    return int(digest([session_seed, experiment_id, need.block, need.load_point, retry], 8), 16) % 2**31
+    """Seed of a run: the same for both arms of a block, new for every block, run, load point and repetition."""
+    return int(digest([session_seed, experiment_id, need.block, need.run, need.load_point, retry], 8), 16) % 2**31

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from agent.judge.spending import runs_per_launch
 from state.models import (
     CHANGE_DISRUPTION,
     Disruption,
@@ -31,10 +32,18 @@ class Costs(Frozen):
     run_s: dict[str, float] = Field(default_factory=dict)
     default_run_s: float = 20.0
 
-    def block_s(self, workload: Workload) -> float:
-        """One launch measured once at every load point."""
-        runs = sum(self.run_s.get(point.name, self.default_run_s) for point in workload.load_points)
-        return self.launch_s + runs
+    def point_s(self, name: str) -> float:
+        """One run at a load point."""
+        return self.run_s.get(name, self.default_run_s)
+
+    def objective_run_s(self, workload: Workload) -> float:
+        """One run at an average load point of the objective."""
+        return sum(map(self.point_s, workload.objective.at)) / len(workload.objective.at)
+
+    def block_s(self, workload: Workload, runs: int = 1) -> float:
+        """One launch measured `runs` times at the objective's load points and once at the others."""
+        names = [point.name for point in workload.load_points]
+        return self.launch_s + sum(self.point_s(n) * (runs if n in workload.objective.at else 1) for n in names)
 
 
 def needed_disruption(experiment: Experiment) -> Disruption:
@@ -70,7 +79,7 @@ def broken_constraints(spec: LaunchSpec, policy: Policy) -> list[str]:
 
 def comparison_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
     """Expected time of a comparison that ends in a keep: `min_blocks` launches of either arm."""
-    return 2 * rule.min_blocks * costs.block_s(workload)
+    return rule.min_blocks * sum(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
 
 
 def observation_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
@@ -80,9 +89,12 @@ def observation_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
 
 def close_out_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
     """What the end needs: the final interleaved comparison and one restore. Reserved before every experiment."""
-    return (2 * rule.close_out_blocks + 1) * costs.launch_s + 2 * rule.close_out_blocks * (
-        costs.block_s(workload) - costs.launch_s
-    )
+    runs, _ = _runs(workload, rule, costs)
+    return 2 * rule.close_out_blocks * costs.block_s(workload, runs) + costs.launch_s
+
+
+def _runs(workload: Workload, rule: JudgeRule, costs: Costs) -> tuple[int, int]:
+    return runs_per_launch(costs.launch_s, costs.objective_run_s(workload), rule.max_runs)
 
 
 def unaffordable(
@@ -107,7 +119,8 @@ def unaffordable(
 def out_of_time(policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs) -> str | None:
     """Whether a comparison under way must end now, so that the close-out still fits."""
     reserve = close_out_s(workload, rule, costs)
-    if spent.elapsed_s + costs.block_s(workload) > policy.budget.time_s - reserve:
+    block_s = max(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
+    if spent.elapsed_s + block_s > policy.budget.time_s - reserve:
         return f"the time budget of {policy.budget.time_s:.0f} s is used up but for the reserved close-out"
     if spent.restarts >= policy.budget.restarts - (2 * rule.close_out_blocks + 1):
         return f"the {policy.budget.restarts} restarts of the budget are used up but for the reserved close-out"

@@ -143,7 +143,7 @@ def _method(store: Store, row: SessionRow) -> Iterator[str]:
     yield f"- {len(valid)} valid benchmark runs, {len(void)} that do not count; workload `{row.workload_revision}`"
     yield (
         f"- each candidate against a re-measured baseline, interleaved; {len(tried)} judged; chance of one false keep "
-        f"or more in the whole session at most {budget:.0%}, divided evenly over experiments and looks"
+        f"or more in the whole session at most {budget:.0%}; what dismissed candidates left of it went to the others"
     )
     baseline = store.verdicts(row.id).get(BASELINE)
     if baseline is not None:

@@ -338,6 +338,7 @@ class Measurement(Frozen):
     arm: Arm
     block: int = Field(description="how many launches of this arm the experiment had before, from 0")
     load_point: str
+    run: int = Field(default=0, description="how many valid runs of this launch came before at the load point")
     seed: int
     status: MeasurementStatus = MeasurementStatus.OPEN
     reasons: tuple[str, ...] = ()
@@ -514,13 +515,13 @@ class JudgeRule(Frozen):
     false_keep_budget: float = Field(default=0.05, gt=0, lt=0.5, description="for the whole session")
     minimal_effect: float = Field(default=0.02, gt=0, lt=1, description="smallest gain worth having, a fraction")
     min_blocks: int = Field(default=2, ge=2, description="candidate launches before a keep")
-    max_blocks: int = Field(default=4, ge=2, description="candidate launches before giving up")
-    baseline_runs: int = Field(default=4, ge=2, description="runs per load point before the first experiment")
+    max_blocks: int = Field(default=5, ge=2, description="candidate launches before giving up")
+    max_runs: int = Field(default=4, ge=1, description="runs of one launch at the objective's load points, at most")
+    baseline_runs: int = Field(default=6, ge=2, description="runs per load point before the first experiment")
     close_out_blocks: int = Field(default=2, ge=1, description="launches of each side in the final comparison")
     collapse_ratio: float = Field(default=0.5, gt=0, lt=1, description="one run below this share is a collapse")
-    noise_prior: float = Field(default=0.05, gt=0, description="log-spread of one run, before anything is seen")
-    noise_prior_df: float = Field(default=4.0, gt=0, description="how many runs the prior is worth")
-    noise_floor: float = Field(default=0.005, gt=0, description="never believe less spread than this")
+    noise_prior: float = Field(default=0.02, gt=0, description="log-spread of one run, before anything is seen")
+    noise_prior_df: float = Field(default=1.0, gt=0, description="how many runs the prior is worth")
 
 
 class ValidityRule(Frozen):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from agent.judge import Assessment, Comparison, Need, assess, log_tok_s
+from agent.judge import Assessment, Comparison, Need, Seen, assess, log_tok_s
+from agent.judge.noise import Floats, Indices
+from agent.judge.rehearsal import World
 from state.models import (
     Arm,
     JudgeRule,
@@ -18,6 +20,7 @@ from state.models import (
     MeasurementStatus,
     Metrics,
     Objective,
+    Outcome,
     Summary,
     Verdict,
     Workload,
@@ -28,7 +31,8 @@ HIGH = LoadPoint(name="high", concurrency=8, requests=16)
 WORKLOAD = Workload(load_points=(LOW, HIGH), objective=Objective(at=("high",)))
 ONE_POINT = Workload(load_points=(HIGH,), objective=Objective(at=("high",)))
 RULE = JudgeRule()
-QUIET = JudgeRule(noise_prior=0.005)
+ONLY = np.array([0])
+QUIET = JudgeRule(noise_prior=0.002)
 
 
 def metrics(tok_s: float, **fields: Any) -> Metrics:
@@ -74,10 +78,17 @@ def with_latency(run: Measurement, name: str, p90: float) -> Measurement:
     return run.model_copy(update={"metrics": run.metrics.model_copy(update={name: Summary(p90=p90)})})
 
 
-def groups_of(*runs: Measurement) -> tuple[tuple[str, str, float], ...]:
-    """The noise groups that a session makes of these runs: one per load point and spec."""
+def seen(*runs: Measurement, epoch: int = 0) -> tuple[Seen, ...]:
+    """What later experiments learn from these runs."""
     return tuple(
-        (run.load_point, "parent" if run.arm is Arm.BASELINE else run.experiment_id, value)
+        Seen(
+            experiment_id=run.experiment_id,
+            epoch=epoch,
+            launch=run.trial_id,
+            arm=run.arm,
+            load_point=run.load_point,
+            value=value,
+        )
         for run in runs
         if (value := log_tok_s(run)) is not None
     )
@@ -85,8 +96,8 @@ def groups_of(*runs: Measurement) -> tuple[tuple[str, str, float], ...]:
 
 def compare(*own: Measurement, before: tuple[Measurement, ...] = (), **fields: Any) -> Comparison:
     """A comparison of the session's only experiment."""
-    whole = {"experiment_id": "x", "workload": WORKLOAD, "rule": RULE, "share": 1, "own": own, "record": before}
-    return Comparison.model_validate(whole | {"groups": groups_of(*before, *own)} | fields)
+    whole = {"experiment_id": "x", "workload": WORKLOAD, "rule": RULE, "own": own, "record": before}
+    return Comparison.model_validate(whole | {"night": seen(*before)} | fields)
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
@@ -108,6 +119,13 @@ def wanted(need: Need) -> str:
     return f"{need.arm.value[0].upper()}{need.block} {need.load_point}"
 
 
+def wish(need: Need, tok_s: float, experiment: str = "x", **fields: Any) -> Measurement:
+    """The run that was asked for."""
+    name = f"{experiment}-{need.arm.value}-{need.block}-{need.run}-{need.load_point}"
+    whole = {"id": name, "run": need.run} | fields
+    return taken(need.arm, need.block, need.load_point, tok_s, experiment, **whole)
+
+
 def played(speeds: Mapping[str, float], limit: int = 50, **fields: Any) -> tuple[list[str], Assessment]:
     """Make the runs that the judge asks for until it speaks; `speeds` by `C high`; the wishes and the last word."""
     own: tuple[Measurement, ...] = ()
@@ -119,53 +137,94 @@ def played(speeds: Mapping[str, float], limit: int = 50, **fields: Any) -> tuple
         need = said.need
         wishes.append(wanted(need))
         speed = speeds[f"{wishes[-1][0]} {need.load_point}"]
-        own = (*own, taken(need.arm, need.block, need.load_point, speed))
+        own = (*own, wish(need, speed))
     raise AssertionError(f"no end after {wishes}")
 
 
 @dataclass
 class Night:
-    """One random night at one load point: run noise and launch noise as log-spreads, every run remembered."""
+    """One night at one load point, judged as a session judges it: run by run, from stored measurements."""
 
-    seed: int
-    run_noise: float
-    launch_noise: float = 0.0
-    share: int = 10
+    world: World
+    experiments: int
     rule: JudgeRule = RULE
     runs: tuple[Measurement, ...] = ()
-    launches: dict[str, float] = field(default_factory=dict)
+    night: tuple[Seen, ...] = ()
+    earlier: tuple[tuple[float, float], ...] = ()
+    level: float = 0.0
+    epoch: int = 0
+    fresh: bool = False
+    judged: int = 0
 
     def __post_init__(self) -> None:
         """Begin with the observation of what runs."""
-        self.rng = np.random.default_rng(self.seed)
-        for n in range(self.rule.baseline_runs):
-            self._measure(Need(arm=Arm.BASELINE, block=n, load_point="high"), "baseline", 0.0, trial="adopted")
+        self.world.launch(ONLY)
+        own = tuple(
+            self._measured(Need(arm=Arm.BASELINE, block=0, load_point="high", run=n), "baseline", 0.0)
+            for n in range(self.rule.baseline_runs)
+        )
+        self.night = seen(*own)
 
-    def judged(self, experiment: str, gain: float = 0.0) -> Verdict:
-        """Make the runs that the judge wants of an experiment whose true effect is `gain`, a fraction."""
-        before = tuple(run for run in self.runs if run.arm is Arm.BASELINE)
+    def judge(self, gain: float = 0.0) -> Verdict:
+        """Make the runs that the judge wants of the next experiment, whose true effect is `gain`, a fraction."""
+        experiment = f"e{self.judged}"
+        own: tuple[Measurement, ...] = ()
+        serving = (Arm.BASELINE, 0)
         while True:
-            own = tuple(run for run in self.runs if run.experiment_id == experiment)
             comparison = Comparison(
                 experiment_id=experiment,
                 workload=ONE_POINT,
                 rule=self.rule,
-                share=self.share,
                 own=own,
-                record=before,
-                groups=groups_of(*self.runs),
+                night=self.night,
+                epoch=self.epoch,
+                left=self.experiments - self.judged,
+                earlier=self.earlier,
+                fresh=self.fresh,
             )
             said = assess(comparison)
             if said.verdict is not None:
-                return said.verdict
+                return self._settled(said.verdict, own, math.log1p(gain))
             assert said.need is not None
-            self._measure(said.need, experiment, gain)
+            need = said.need
+            if (need.arm, need.block) != serving:
+                self.world.launch(ONLY)
+            serving = (need.arm, need.block)
+            own = (*own, self._measured(need, experiment, math.log1p(gain)))
 
-    def _measure(self, need: Need, experiment: str, gain: float, trial: str | None = None) -> None:
-        launch = trial or f"{experiment}-{need.arm.value}-{need.block}"
-        if launch not in self.launches:
-            self.launches[launch] = self.rng.normal(0.0, self.launch_noise)
-        effect = math.log1p(gain) if need.arm is Arm.CANDIDATE else 0.0
-        value = effect + self.launches[launch] + self.rng.normal(0.0, self.run_noise)
-        run = taken(need.arm, need.block, need.load_point, 100 * math.exp(value), experiment, trial_id=launch)
-        self.runs = (*self.runs, run)
+    def _settled(self, verdict: Verdict, own: tuple[Measurement, ...], effect: float) -> Verdict:
+        """What a session does after a verdict: the winner or the parent is brought up."""
+        kept = verdict.outcome is Outcome.BETTER
+        self.fresh = own[-1].arm is Arm.CANDIDATE
+        if kept or self.fresh:
+            self.world.launch(ONLY)
+        self.night = (*self.night, *seen(*own, epoch=self.epoch))
+        self.earlier = (*self.earlier, (float(verdict.rule["share"]), float(verdict.rule["given_back"])))
+        self.level += effect if kept else 0.0
+        self.epoch += kept
+        self.judged += 1
+        self.runs = (*self.runs, *own)
+        return verdict
+
+    def _measured(self, need: Need, experiment: str, effect: float) -> Measurement:
+        total = self.level + (effect if need.arm is Arm.CANDIDATE else 0.0)
+        value = float(self.world.run(ONLY, np.array([total]))[0])
+        return wish(need, math.exp(value), experiment)
+
+
+class Server:
+    """A made-up server: run noise and launch noise as log-spreads."""
+
+    def __init__(self, seed: int, nights: int, run_noise: float, launch_noise: float = 0.0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.spreads = (run_noise, launch_noise)
+        self.luck = np.zeros(nights)
+
+    def launch(self, nights: Indices) -> None:
+        """Draw the luck of a launch."""
+        self.luck[nights] = self.spreads[1] * self.rng.standard_normal(len(nights))
+
+    def run(self, nights: Indices, effect: Floats) -> Floats:
+        """Log tok/s of one run."""
+        drawn: Floats = 4.6 + effect + self.luck[nights] + self.spreads[0] * self.rng.standard_normal(len(nights))
+        return drawn

@@ -43,7 +43,7 @@ CONFIG = SessionConfig.model_validate(
             ],
             "objective": {"at": ["c8"]},
         },
-        "judge": {"baseline_runs": 3},
+        "judge": {"baseline_runs": 3, "max_runs": 1},
         "validity": {"quiet_wait_s": 4.0},
     }
 )

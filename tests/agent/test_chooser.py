@@ -30,7 +30,7 @@ def at(*todos: Todo, budget: dict[str, Any] | None = None, blocked: frozenset[st
     return Situation(
         todos=todos,
         policy=Policy(budget=Budget.model_validate(budget or {})),
-        rule=JudgeRule(),
+        rule=JudgeRule(max_runs=1, baseline_runs=4),
         workload=WORKLOAD,
         spent=Spent(elapsed_s=0.0, experiments=0, restarts=0),
         costs=Costs(launch_s=30.0, run_s={"low": 5.0, "high": 15.0}),

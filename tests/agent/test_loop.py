@@ -56,7 +56,7 @@ def assert_consistent(runner: Runner) -> None:
     seen = Counter(tuple(words[:2]) for words in world_log(store.path.parent))
     assert [key for key, count in seen.items() if count > 1] == []
     valid = [m for m in store.measurements(sid) if m.status is MeasurementStatus.VALID]
-    cells = Counter((m.experiment_id, m.arm, m.block, m.load_point) for m in valid)
+    cells = Counter((m.experiment_id, m.arm, m.block, m.run, m.load_point) for m in valid)
     assert [cell for cell, count in cells.items() if count > 1] == []
 
 

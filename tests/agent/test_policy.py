@@ -32,7 +32,7 @@ from state.models import (
 )
 from tests.agent.judging import WORKLOAD
 
-RULE = JudgeRule(min_blocks=2, close_out_blocks=2, baseline_runs=4)
+RULE = JudgeRule(min_blocks=2, max_runs=1, close_out_blocks=2, baseline_runs=4)
 COSTS = Costs(launch_s=30.0, run_s={"low": 5.0, "high": 15.0})  # a block is 50 s
 CLOSE_OUT_S = 5 * 30.0 + 4 * 20.0
 THREADS = FlagChange(name="--threads", value="4")

@@ -82,7 +82,9 @@ def disorder(database: Path) -> list[str]:
     taken = [json.loads(body) for (body,) in ask(database, "SELECT body FROM measurements")]
     wrong += [f"run {one['id']} is open" for one in taken if one["status"] == "open"]
     cells = Counter(
-        (one["experiment_id"], one["arm"], one["block"], one["load_point"]) for one in taken if one["status"] == "valid"
+        (one["experiment_id"], one["arm"], one["block"], one["run"], one["load_point"])
+        for one in taken
+        if one["status"] == "valid"
     )
     wrong += [f"measured {count} times: {cell}" for cell, count in cells.items() if count > 1]
     numbers = [int(key[1:]) for (key,) in ask(database, "SELECT id FROM decisions")]

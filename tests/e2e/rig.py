@@ -67,6 +67,7 @@ at = ["few"]
 baseline_runs = 2
 min_blocks = 2
 max_blocks = 2
+max_runs = 1
 close_out_blocks = {close_out_blocks}
 
 [validity]                   # whoever else uses this machine must not decide how a test ends
