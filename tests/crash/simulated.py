@@ -73,7 +73,8 @@ def every_point(scratch: Path, ledger: Ledger, nested: str, short: bool = False)
     tasks: list[Task] = [
         partial(_one_point, scratch, whole, number, nested) for number in range(1, len(whole.points) + 1)
     ]
-    tasks += [partial(_term, scratch, whole, number) for number in range(1, _nodes(whole) + 1, FEW if short else 1)]
+    asked = {*range(1, _nodes(whole) + 1, FEW if short else 1), _before_candidate(whole)}
+    tasks += [partial(_term, scratch, whole, number) for number in sorted(asked)]
     if not short:
         tasks += [partial(_beside, scratch, whole, number) for number in range(1, len(whole.points) + 1, STRIDE)]
     known = set(ledger.cases)
@@ -119,7 +120,7 @@ def _term(scratch: Path, whole: Undisturbed, number: int, known: set[str]) -> It
     name = f"SIGTERM at node {number} {node}"
     if name not in known:
         yield _case(scratch / f"term-{number}", name, (asked,), whole)
-    if number % STRIDE != 1:
+    if number % STRIDE != 1 and number != _before_candidate(whole):
         return
     drained = _points(scratch / f"drain-list-{number}", whole, fault=f"term:{number},list:")
     for at, point in enumerate(drained, start=1):
@@ -298,6 +299,17 @@ def _back_on_line(passed: list[str], points: tuple[str, ...]) -> int:
     while same < len(passed) and same < len(points) and passed[-1 - same] == points[-1 - same]:
         same += 1
     return min(len(passed), len(passed) - same + 1)
+
+
+def _before_candidate(whole: Undisturbed) -> int:
+    """Number of the node that makes the last run before the first candidate that is measured serves.
+
+    Nothing waits on a simulated target, so SIGTERM is noticed one run later: then a drain has something to put back.
+    """
+    pairs = list(zip(whole.points, whole.points[1:], strict=False))
+    launched = whole.points[: pairs.index(("wrote:trial-closed", "node:measure"))]
+    last_run = len(launched) - 1 - launched[::-1].index("node:measure")
+    return sum(name.startswith("node:") for name in launched[: last_run + 1])
 
 
 def _nodes(whole: Undisturbed) -> int:
