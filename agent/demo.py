@@ -90,7 +90,7 @@ restarts = 60
 [judge]
 baseline_runs = 3
 max_blocks = 3
-max_runs = 2
+max_runs = 1
 
 [validity]
 quiet_wait_s = 120
