@@ -45,5 +45,5 @@ async def test_killed_anywhere_restored_and_resumed(tmp_path: Path) -> None:
             assert await runner.run() == 0
             assert runner.store.session(runner.session_id).status is SessionStatus.DONE
             assert_consistent(runner)
-        point += 7
+        point += 17
     assert point > 60

@@ -92,6 +92,7 @@ def test_a_person_who_benchmarks_at_the_same_time_pauses_the_session(host: Rig) 
     assert resumed.wait() == 4, resumed.said
 
 
+@pytest.mark.slow  # the next test has the same reboot, met by a living agent
 def test_after_a_reboot_resume_brings_known_good_back_and_the_log_says_so(host: Rig) -> None:
     agent = host.agent("start", str(host.write_session(FASTER, close_out_blocks=1)), *database(host))
     host.until(lambda: candidate_at_work(host), agent)
