@@ -117,7 +117,7 @@ async def run_demo(folder: Path, check: bool, console: Console) -> int:
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     database = folder / "state.db"
-    console.print("demo: about 5 minutes of tuning; a real SSH server, a real llama.cpp server, a real small model")
+    console.print("demo: about 8 minutes of tuning; a real SSH server, a real llama.cpp server, a real small model")
     model = fetch()
     unfinished = _unfinished(database)
     async with _ssh_server(folder, _port_of(unfinished, "target")) as ssh_port:

@@ -100,7 +100,7 @@ def _said(run: Measurement, record: list[Measurement]) -> str:
     rate = _tok_s(run)
     if run.status is not MeasurementStatus.VALID or rate is None:
         return f"not confirmed at {run.load_point}: {'; '.join(run.reasons)}"
-    earlier = [rate for m in record if m.load_point == run.load_point and (rate := _tok_s(m)) is not None]
+    earlier = [before for m in record if m.load_point == run.load_point and (before := _tok_s(m)) is not None]
     share = f", {rate / statistics.median(earlier):.0%} of its earlier runs" if earlier else ""
     return f"confirmed at {run.load_point}: {rate:.1f} tok/s{share}"
 

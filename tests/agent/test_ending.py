@@ -43,7 +43,9 @@ async def test_every_end_is_proven_and_confirmed_and_that_is_the_last_decision(t
         assert last["kind"] == DecisionKind.END
         assert [run.load_point for run in runs] == list(CONFIG.workload.objective.at)
         assert set(last["evidence"]) >= {run.id for run in runs}
-        assert "confirmed at c8" in last["reason"]
+        (metrics,) = [run.metrics for run in runs]
+        assert metrics is not None
+        assert f"confirmed at c8: {metrics.output_tok_s:.1f} tok/s, " in last["reason"]
         assert "of its earlier runs" in last["reason"]
         assert_consistent(runner)
 
