@@ -68,7 +68,8 @@ async def proven(hands: Hands, fingerprint: str) -> Proof:
     again = await bring_back(hands, fingerprint)
     if again.id != trial.id:
         trial, runs = again, await confirm(hands, again)
-    return Proof(trial=trial, runs=runs, words="; ".join(_said(run, _record(hands, fingerprint)) for run in runs))
+    record = _record(hands, fingerprint)
+    return Proof(trial=trial, runs=runs, words="; ".join(_said(run, record) for run in runs))
 
 
 async def confirm(hands: Hands, trial: Trial) -> tuple[Measurement, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.chaos.link import Link
-from tests.e2e.rig import PROJECT, Rig, rig
+from tests.e2e.rig import FASTER, PROJECT, Rig, rig
 from tests.e2e.witness import start_ticks
 from tests.ssh_servers import SSHD, await_port, comm, descendants, free_port
 
@@ -32,18 +32,9 @@ DEADLINES = """
 request_deadline_s = 12
 run_deadline_s = 24
 """
-EXPERIMENTS = """
-[[experiments]]
-id = "faster"
-title = "Two threads and larger batches"
-hypothesis = "one thread and batches of one token are slow on purpose"
-changes = [
-    { kind = "flag", name = "--threads", value = "2" },
-    { kind = "flag", name = "--ubatch-size", value = "256" },
-]
-priority = 0.9
-expected_gain = 0.5
-
+EXPERIMENTS = (
+    FASTER
+    + """
 [[experiments]]
 id = "refused"
 title = "Values in 8 bits without flash attention"
@@ -61,6 +52,7 @@ changes = [
 ]
 priority = 0.1
 """
+)
 
 
 def lacking(need: str) -> str | None:

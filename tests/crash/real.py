@@ -20,8 +20,8 @@ from tests.crash import witness
 from tests.crash.kinds import kind
 from tests.crash.lives import KILLED
 from tests.crash.report import Case, Ledger
-from tests.e2e.rig import Agent, Rig, rig
-from tests.e2e.test_real_session import FASTER, REFUSED, database, spec_words, words_of
+from tests.e2e.rig import FASTER, Agent, Rig, rig
+from tests.e2e.test_real_session import REFUSED, database, spec_words, words_of
 from tests.e2e.witness import start_ticks
 from tools.demo import model
 

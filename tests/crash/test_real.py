@@ -18,8 +18,8 @@ from state.models import Role
 from tests.crash import witness
 from tests.crash.lives import KILLED
 from tests.crash.real import live, repeated, strays, wrong_end
-from tests.e2e.rig import Agent, Rig, rig
-from tests.e2e.test_real_session import FASTER, candidate_at_work, clients, database, spec_words, words_of
+from tests.e2e.rig import FASTER, Agent, Rig, rig
+from tests.e2e.test_real_session import candidate_at_work, clients, database, spec_words, words_of
 from tests.e2e.test_silence import markers, watchers
 
 pytestmark = pytest.mark.real

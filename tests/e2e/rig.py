@@ -79,6 +79,19 @@ quiet_wait_s = {quiet_wait_s}
 [planner]
 only = ["nothing-of-the-catalogue"]
 """
+FASTER = """
+[[experiments]]
+id = "faster"
+title = "Two threads and larger batches"
+hypothesis = "one thread and batches of one token are slow on purpose"
+changes = [
+    { kind = "flag", name = "--threads", value = "2" },
+    { kind = "flag", name = "--ubatch-size", value = "256" },
+]
+priority = 0.9
+expected_gain = 0.5
+"""
+"""An experiment for the session file: a change that gains on this server."""
 
 
 class Start(NamedTuple):

@@ -12,8 +12,8 @@ import pytest
 
 from state.models import Role
 from tests.disks import disk
-from tests.e2e.rig import Agent, Rig, assert_at_most_one_server, rig
-from tests.e2e.test_real_session import FASTER, candidate_at_work, database, spec_words, words_of
+from tests.e2e.rig import FASTER, Agent, Rig, assert_at_most_one_server, rig
+from tests.e2e.test_real_session import candidate_at_work, database, spec_words, words_of
 
 pytestmark = pytest.mark.real
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from state.models import MeasurementStatus, Role
-from tests.e2e.rig import Rig, assert_at_most_one_server, rig
-from tests.e2e.test_real_session import FASTER, candidate_at_work, database, spec_words, words_of
+from tests.e2e.rig import FASTER, Rig, assert_at_most_one_server, rig
+from tests.e2e.test_real_session import candidate_at_work, database, spec_words, words_of
 from tests.e2e.test_silence import watchers
 from tests.e2e.witness import start_ticks
 

@@ -22,24 +22,12 @@ import pytest
 
 from state.models import MeasurementStatus, Role, SessionStatus, TodoStatus
 from state.store import Store
-from tests.e2e.rig import CANARY, PROJECT, WITNESSED, Agent, Rig, assert_at_most_one_server, rig
+from tests.e2e.rig import CANARY, FASTER, PROJECT, WITNESSED, Agent, Rig, assert_at_most_one_server, rig
 from tests.e2e.witness import start_ticks
 from tests.ssh_servers import free_port, make_key
 
 pytestmark = pytest.mark.real
 
-FASTER = """
-[[experiments]]
-id = "faster"
-title = "Two threads and larger batches"
-hypothesis = "one thread and batches of one token are slow on purpose"
-changes = [
-    { kind = "flag", name = "--threads", value = "2" },
-    { kind = "flag", name = "--ubatch-size", value = "256" },
-]
-priority = 0.9
-expected_gain = 0.5
-"""
 REFUSED = """
 [[experiments]]
 id = "refused"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from state.models import Role
-from tests.e2e.rig import Rig, rig
-from tests.e2e.test_real_session import FASTER, candidate_at_work, database, spec_words, words_of
+from tests.e2e.rig import FASTER, Rig, rig
+from tests.e2e.test_real_session import candidate_at_work, database, spec_words, words_of
 
 pytestmark = pytest.mark.real
 
