@@ -31,7 +31,7 @@ from benchmarks.planted.nights import (
     session_text,
 )
 from benchmarks.planted.server import VARIABLE
-from state.errors import StoreError
+from state.errors import RatchetError
 from state.models import Arm, DecisionKind, Measurement, MeasurementStatus, Outcome, Role
 from state.store import Store
 from tests.e2e.rig import Agent, Rig, rig
@@ -113,7 +113,7 @@ def watch(agent: Agent, host: Rig, night: Night) -> None:
 
 def experiments(database: Path, night: Night) -> list[Figures]:
     """What came of each so far; an outcome of None is one that was not judged."""
-    with contextlib.suppress(StoreError, FileNotFoundError), Store.read(database) as store:
+    with contextlib.suppress(RatchetError), Store.read(database) as store:
         session = store.latest_session().id
         verdicts = store.verdicts(session)
         kept = {row["subject"] for row in store.decisions(session) if row["kind"] == DecisionKind.KEEP.value}
@@ -148,14 +148,28 @@ def ending(database: Path) -> Figures:
         session = store.latest_session()
         close = store.verdicts(session.id).get("close-out")
         moved = store.role(session.id, Role.FINAL) != store.role(session.id, Role.ORIGINAL)
-        noise = [one.metrics.output_tok_s for one in store.measurements(session.id) if one.metrics is not None]
+        taken = store.measurements(session.id)
         return {
             "status": session.status.value,
             "ended": session.reason,
             "confirmed": close is not None and close.outcome is Outcome.BETTER and moved,
             "final": None if close is None or close.objective is None else close.objective.percent,
-            "runs": len(noise),
+            "measurements": [told(one) for one in taken],
         }
+
+
+def told(taken: Measurement) -> Figures:
+    """One run, for whoever wants to know how noisy the night was."""
+    return {
+        "id": taken.id,
+        "experiment": taken.experiment_id,
+        "arm": taken.arm.value,
+        "launch": taken.trial_id,
+        "status": taken.status.value,
+        "reasons": taken.reasons,
+        "tok_s": None if taken.metrics is None else taken.metrics.output_tok_s,
+        "foreign_cpu_cores": None if taken.telemetry is None else taken.telemetry.foreign_cpu_cores,
+    }
 
 
 def broken(host: Rig, agent: Agent) -> Iterator[str]:
@@ -238,7 +252,7 @@ def summed(rows: Sequence[Figures]) -> Figures:
         "judged": len(judged),
         "not_judged": len(everything) - len(judged),
         "confirmed": sum(row["confirmed"] for row in rows if row["kind"] == "gain"),
-        "runs": sum(row["runs"] for row in rows),
+        "runs": sum(len(row["measurements"]) for row in rows),
         "minutes": round(sum(row["minutes"] for row in rows), 1),
         "broken": [f"{row['night']}: {what}" for row in rows for what in row["broken"]],
     }

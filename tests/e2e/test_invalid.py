@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.validity import TRAFFIC, invalid_reasons
-from state.models import LoadPoint, ProcessId, ValidityRule, Workload
+from agent.validity import COLLAPSED, TRAFFIC, invalid_reasons
+from benchmarks.planted import nights
+from benchmarks.planted.server import VARIABLE
+from state.models import Arm, LoadPoint, Outcome, ProcessId, ValidityRule, Workload
 from tests.e2e import runs
 from tests.e2e.rig import Rig, rig
 from tools.remote import RemoteTarget
@@ -42,6 +44,15 @@ esac
 exec "{python}" "$@"
 """
 """A python whose client shares one core with two neighbours; in its own session, which the kernel schedules as one."""
+
+
+COLLAPSING = f"""
+[[experiments]]
+id = "held-still"
+title = "Held still for nine tenths of the time"
+hypothesis = "ten times slower"
+changes = [{{ kind = "env", name = "{VARIABLE}", value = "0.9" }}]
+"""
 
 
 class Cutter:
@@ -247,3 +258,27 @@ async def test_a_second_client_on_the_server_voids_the_run(world: Rig) -> None:
     counted, received = result.metrics.server_output_tokens, result.metrics.output_tokens
     assert counted is not None and counted > received == 8 * 32
     assert f"{TRAFFIC}: the server counted {counted} output tokens, we received {received}" in reasons(result, asked)
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_ten_times_slower_is_ended_early_and_called_a_collapse(
+    tmp_path: Path, demo_model: Path
+) -> None:
+    """The server itself is held still for nine tenths of the time; the run would last ten times as long."""
+    with rig(tmp_path / "collapse", demo_model, program=nights.program()) as host:
+        host.start_server(*FLAGS)
+        original = host.argv()
+        agent = host.command("start", str(host.write_session(COLLAPSING, requests=12)), "--db", str(host.database))
+        assert agent.process.returncode == 0, agent.said
+        assert host.argv() == original
+        assert VARIABLE not in host.environ()
+        with host.store() as store:
+            session = store.latest_session().id
+            verdict = store.verdicts(session)["held-still"]
+            own = [m for m in store.measurements(session, "held-still") if m.arm is Arm.CANDIDATE]
+        assert verdict.outcome is Outcome.COLLAPSED, verdict
+        (taken,) = own
+        assert taken.reasons[0] == COLLAPSED
+        assert taken.metrics is not None
+        assert taken.metrics.stopped_early == "terminated"
+        assert taken.metrics.completed < 12
