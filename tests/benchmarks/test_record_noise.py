@@ -118,6 +118,7 @@ def test_a_recording_without_a_single_run_that_counts_is_no_source(tmp_path: Pat
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_real_server_is_recorded_and_a_second_time_nothing_is(tmp_path: Path, demo_model: Path) -> None:
     small = ("--launches", "2", "--runs", "2", "--requests", "4", "--output-tokens", "8")
     first = recorder(tmp_path, *small)

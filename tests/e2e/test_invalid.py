@@ -28,8 +28,9 @@ pytestmark = [pytest.mark.real, pytest.mark.anyio]
 COUNT = itertools.count(1)
 ANY_NEIGHBOUR = ValidityRule(max_foreign_cpu_cores=1000, max_steal_share=1.0, min_concurrency_share=0.0)
 """Whoever else uses this machine must not decide how a test ends."""
+BOTTLENECK = "the client was the bottleneck"
 POINT = LoadPoint(name="few", concurrency=2, requests=6, prompt_tokens=16, output_tokens=8)
-CONTEXT = 512
+CONTEXT = 256
 """Tokens of a slot."""
 FLAGS = f"--threads 1 --parallel 2 --ctx-size {2 * CONTEXT} --flash-attn off --metrics".split()
 STARVED_S = 6
@@ -136,15 +137,20 @@ async def measured(target: RemoteTarget, key: str, asked: Workload, process: Pro
     return await runs.ran(target, key, process or await runs.serving(target), asked, seed=7)
 
 
-def reasons(result: RunResult, asked: Workload, rule: ValidityRule = ANY_NEIGHBOUR) -> tuple[str, ...]:
-    return invalid_reasons(result.metrics, result.telemetry, asked.load_points[0], rule)
+def reasons(result: RunResult, asked: Workload) -> list[str]:
+    """All but what a busy machine does to the client, which is a test of its own."""
+    return [reason for reason in all_reasons(result, asked) if not reason.startswith(BOTTLENECK)]
+
+
+def all_reasons(result: RunResult, asked: Workload) -> tuple[str, ...]:
+    return invalid_reasons(result.metrics, result.telemetry, asked.load_points[0], ANY_NEIGHBOUR)
 
 
 async def test_an_undisturbed_run_counts(world: Rig) -> None:
     asked, run = workload(), name()
     async with runs.held(world, run) as target:
         result = await measured(target, f"{run}-M1", asked)
-    assert reasons(result, asked) == ()
+    assert reasons(result, asked) == []
     assert result.metrics.completed == POINT.requests
 
 
@@ -205,7 +211,7 @@ async def test_a_storm_in_the_warm_up_ends_the_run_before_anything_is_measured(w
 
 async def test_a_run_that_is_far_too_slow_is_ended_at_its_deadline(world: Rig) -> None:
     """What is not answered by then is told as such; nothing is left that asks the server."""
-    point = POINT.model_copy(update={"requests": 400, "output_tokens": 100})
+    point = POINT.model_copy(update={"requests": 400, "output_tokens": 100, "warmup_requests": 0})
     asked, run = runs.workload_of(point, run_deadline_s=2.0), name()
     async with runs.held(world, run) as target:
         result = await measured(target, f"{run}-M1", asked)
@@ -217,12 +223,12 @@ async def test_a_run_that_is_far_too_slow_is_ended_at_its_deadline(world: Rig) -
 
 async def test_a_server_that_ends_its_answers_early_voids_the_run(world: Rig) -> None:
     """A slot's context is full before the answer is: no request fails, and the server only looks fast."""
-    asked, run = workload(requests=3, prompt_tokens=CONTEXT - 4), name()
+    asked, run = workload(requests=2, prompt_tokens=CONTEXT - 4, warmup_requests=0), name()
     async with runs.held(world, run) as target:
         result = await measured(target, f"{run}-M1", asked)
     assert result.metrics.failed == 0
-    assert 0 < result.metrics.output_tokens < 3 * POINT.output_tokens
-    assert reasons(result, asked) == ("3 answers were shorter than the 8 tokens asked",)
+    assert 0 < result.metrics.output_tokens < 2 * POINT.output_tokens
+    assert reasons(result, asked) == ["2 answers were shorter than the 8 tokens asked"]
 
 
 async def test_a_client_that_is_starved_of_cpu_voids_the_run(world: Rig) -> None:
@@ -233,7 +239,7 @@ async def test_a_client_that_is_starved_of_cpu_voids_the_run(world: Rig) -> None
     asked, run = workload(requests=2, output_tokens=200), name()
     async with runs.held(world, run, python=str(program)) as target:
         result = await measured(target, f"{run}-M1", asked)
-    said = [reason for reason in reasons(result, asked) if reason.startswith("the client was the bottleneck")]
+    said = [reason for reason in all_reasons(result, asked) if reason.startswith(BOTTLENECK)]
     assert said, result.raw["client"]
     assert "waited for a core" in said[0] or "wake_wait_ms" in said[0]
 
