@@ -242,6 +242,61 @@ def doctor(session_file: SessionFile = Path("session.toml"), as_json: Json = Fal
 
 
 @app.command()
+def selftest(
+    session_file: SessionFile = Path("session.toml"),
+    db: Db = None,
+    relaunches: Annotated[
+        int, typer.Option("--relaunches", min=0, help="Launch the unchanged server anew so often; 0 restarts nothing.")
+    ] = 0,
+    runs: Annotated[int, typer.Option("--runs", min=2, help="Runs at each load point on the serving launch.")] = 12,
+    experiments: Annotated[
+        int | None,
+        typer.Option("--experiments", min=1, help="Experiments of a night; by default what would be allowed."),
+    ] = None,
+    nights: Annotated[int, typer.Option("--nights", min=50, help="Nights to rehearse.")] = 400,
+    of: Annotated[
+        str | None, typer.Option("--of", help="Rehearse with the noise of this session; touches no host.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """On this server's own noise: how often the judge would err in a night, and the smallest gain it would find."""
+    from agent.config import SessionConfig, load
+
+    if of is not None:
+        database, session, number = _find(db), of, experiments or 20
+    else:
+        config = load(session_file)
+        from rich.console import Console
+
+        from agent import operate
+        from agent.places import database_for
+
+        database = database_for(config.target.name, db)
+        code, session, number = asyncio.run(
+            operate.selftest(config, database, Console(stderr=as_json), relaunches, runs, experiments)
+        )
+        if code:
+            raise typer.Exit(code)
+    import numpy as np
+
+    from agent.selftest import rehearse
+    from state.store import Store
+
+    with Store.read(database) as store:
+        if of is not None:
+            config = SessionConfig.model_validate(store.session(session).config)
+        told = rehearse(store, session, config, number, nights, np.random.default_rng(config.seed))
+    if as_json:
+        _print_json({**told.model_dump(mode="json"), "session": session, "smallest": told.smallest})
+        return
+    from rich.console import Console
+
+    from agent.live import selftest_table
+
+    Console().print(selftest_table(told))
+
+
+@app.command()
 def demo(
     check: Annotated[bool, typer.Option("--check", help="Fail unless a gain was kept.")] = False,
     folder: Annotated[Path, typer.Option("--folder", help="Where its database and files go.")] = Path(".ratchet"),

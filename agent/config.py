@@ -47,6 +47,7 @@ from state.models import (
     DisruptionField,
     Experiment,
     Frozen,
+    Idea,
     JudgeRule,
     LoadHint,
     Policy,
@@ -184,9 +185,12 @@ class PolicySection(Policy):
 class PlannerSection(Frozen):
     """Where the experiments come from."""
 
-    kind: Literal["catalogue"] = Field(default="catalogue", description="which planner proposes experiments")
+    kind: Literal["catalogue", "selftest"] = Field(
+        default="catalogue", description="which planner proposes experiments; selftest only launches what runs already"
+    )
     only: tuple[str, ...] = Field(default=(), description="ids or tags of experiments; none means all")
     skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
+    relaunches: int = Field(default=0, ge=0, description="launches of the unchanged server in a selftest")
 
 
 class NotifySection(Frozen):
@@ -201,7 +205,7 @@ class NotifySection(Frozen):
     )
 
 
-class OwnExperiment(Experiment):
+class OwnExperiment(Idea):
     """An experiment that a person wrote into the session file."""
 
     id: str = Field(pattern=_PLAIN_NAME, description="short name, used in the list and in the log")
@@ -210,6 +214,10 @@ class OwnExperiment(Experiment):
     )
     disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
+
+    def experiment(self) -> Experiment:
+        """As it goes on the list."""
+        return Experiment.model_validate(self.model_dump())
 
 
 class SessionConfig(Frozen):

@@ -7,12 +7,13 @@ from typing import Any
 
 from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
-from state.models import Disruption, Experiment, JudgeRule, Policy, Workload
+from state.models import Disruption, JudgeRule, Policy, Workload
 
 Sections = Mapping[str, Any]
 
 # What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
 RESERVED = ("adopted", "baseline", "close-out", "confirm", "restore")
+RESERVED_BEGINNINGS = ("sentinel-", "without-")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:
@@ -37,10 +38,19 @@ def _names(workload: Mapping[str, Any]) -> Iterator[Problem]:
         if name in names[:index]:
             message = f'"{name}" is the name of load point {names.index(name)} already'
             yield Problem(("workload", "load_points", index, "name"), message)
-    at = objective.get("at") if isinstance(objective, Mapping) else None
+    yield from _known_points(objective, ("workload", "objective"), names)
+    guards = workload.get("guards")
+    ceilings = guards.get("slo") if isinstance(guards, Mapping) else None
+    for index, ceiling in enumerate(ceilings if isinstance(ceilings, list | tuple) else ()):
+        yield from _known_points(ceiling, ("workload", "guards", "slo", index), names)
+
+
+def _known_points(holder: object, place: KeyPath, names: Sequence[str]) -> Iterator[Problem]:
+    """Whatever is wrong with the load points that `holder.at` names."""
+    at = holder.get("at") if isinstance(holder, Mapping) else None
     wanted = [str(name) for name in at] if isinstance(at, list | tuple) else []
     for index, name in enumerate(wanted):
-        path: KeyPath = ("workload", "objective", "at", index)
+        path: KeyPath = (*place, "at", index)
         if name not in names:
             known = ", ".join(dict.fromkeys(names))
             yield Problem(path, f'there is no load point "{name}"{nearest(name, names)}; there are {known}')
@@ -91,12 +101,14 @@ def _planner(planner: Any) -> Iterator[Problem]:
             yield Problem(("planner", "skip", index), f'"{name}" stands in planner.only as well')
 
 
-def _experiments(experiments: Sequence[Experiment]) -> Iterator[Problem]:
+def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:
     ids = [experiment.id for experiment in experiments]
     for index, name in enumerate(ids):
         path: KeyPath = ("experiments", index, "id")
         if name in RESERVED:
             yield Problem(path, f'"{name}" is a name that Ratchet uses itself; so are {", ".join(RESERVED)}')
+        elif name.startswith(RESERVED_BEGINNINGS):
+            yield Problem(path, f'"{name}" begins like a name that Ratchet gives itself; choose another beginning')
         elif name in ids[:index]:
             yield Problem(path, f'"{name}" is the id of experiment {ids.index(name)} already')
 

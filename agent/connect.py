@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.config import SessionConfig
 from agent.planners.base import Planner
 from agent.planners.catalogue import CataloguePlanner
+from agent.planners.selftest import SelftestPlanner
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import ServerAdapter
 from tools.servers.llamacpp import LlamaCpp
@@ -40,4 +41,8 @@ async def connect(config: SessionConfig) -> RemoteTarget:
 
 def planner_for(config: SessionConfig) -> Planner:
     """The planner that the session file asks for, with the person's own experiments first."""
-    return CataloguePlanner(config.planner.only, config.planner.skip, config.experiments)
+    if config.planner.kind == "selftest":
+        return SelftestPlanner(config.planner.relaunches)
+    return CataloguePlanner(
+        config.planner.only, config.planner.skip, tuple(own.experiment() for own in config.experiments)
+    )

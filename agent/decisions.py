@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent.built_in import missed
 from agent.chooser import moved_priorities
 from state import events as ev
 from state.models import (
@@ -88,6 +89,51 @@ def after_close_out(row: ComparisonRow, verdict: Verdict, ids: Ids) -> list[ev.E
     ]
     if not better:
         happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.parent, reason=what))
+    return happened
+
+
+def after_sentinel(row: ComparisonRow, verdict: Verdict, ids: Ids) -> list[ev.Event]:
+    """Nothing changes on the server; a sentinel that looked like a gain is the alarm that stops keeping."""
+    alarm = verdict.outcome is Outcome.BETTER
+    word = "an unchanged server looked like a gain" if alarm else "an unchanged server shows no gain"
+    reason = verdict.reason + ("; both sides now count as launches of the parent, which raises the noise" * alarm)
+    decision = Decision(
+        id=ids.decision,
+        kind=DecisionKind.SENTINEL,
+        subject=row.experiment.id,
+        what=f"{row.experiment.title}: {word}",
+        reason=reason,
+        evidence=verdict.evidence,
+    )
+    return [
+        ev.VerdictReached(verdict=verdict),
+        ev.DecisionMade(decision=decision),
+        ev.TodoChanged(experiment_id=row.experiment.id, status=TodoStatus.DONE, reason=word),
+        *([ev.FindingMade(finding=finding(row, verdict, ids))] if alarm else []),
+    ]
+
+
+def after_without(row: ComparisonRow, verdict: Verdict, ids: Ids) -> list[ev.Event]:
+    """A kept change stays if leaving it out looked like a loss; else the configuration without it is known-good."""
+    stays = missed(verdict)
+    name = row.experiment.title.removeprefix("without ")
+    what = f"{name} stays" if stays else f"{name} is left out: the others do as well without it"
+    decision = Decision(
+        id=ids.decision,
+        kind=DecisionKind.KEEP if stays else DecisionKind.LEAVE_OUT,
+        subject=row.experiment.id,
+        what=what,
+        reason=verdict.reason,
+        evidence=verdict.evidence,
+    )
+    happened: list[ev.Event] = [
+        ev.VerdictReached(verdict=verdict),
+        ev.DecisionMade(decision=decision),
+        ev.TodoChanged(experiment_id=row.experiment.id, status=TodoStatus.DONE, reason=what),
+        ev.FindingMade(finding=finding(row, verdict, ids)),
+    ]
+    if not stays:
+        happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.candidate, reason=what))
     return happened
 
 

@@ -42,6 +42,7 @@ class PlannedItem(Frozen):
     disruption: str
     expected_gain: float
     verdict: str
+    changes: bool = True
 
 
 class Diagnosis(Frozen):
@@ -165,6 +166,7 @@ def _item(experiment: Experiment, target: Target, config: SessionConfig, adoptio
         disruption=needed_disruption(experiment).name.lower(),
         expected_gain=experiment.expected_gain,
         verdict=verdict,
+        changes=bool(experiment.changes),
     )
 
 

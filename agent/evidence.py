@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from agent.chooser import Situation
 from agent.config import SessionConfig
-from agent.judge import Comparison, Prices, Seen, log_tok_s
+from agent.judge import Comparison, Prices, Seen, figures, log_of
 from agent.policy import Costs, Spent, close_out_s
 from agent.validity import noisy
 from state.models import (
@@ -16,6 +16,7 @@ from state.models import (
     Measurement,
     MeasurementStatus,
     Outcome,
+    Purpose,
     Role,
     TodoStatus,
     Trial,
@@ -41,7 +42,7 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
     trials = {trial.id: trial for trial in store.trials(session_id)}
     everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
     failure = start_failure(list(trials.values()), experiment_id, row.candidate)
-    closing = experiment_id == CLOSE_OUT
+    purpose = row.experiment.purpose
     epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
     return Comparison(
         experiment_id=experiment_id,
@@ -49,7 +50,7 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         rule=config.judge,
         own=tuple(m for m in everything if m.experiment_id == experiment_id),
         record=()
-        if closing
+        if purpose is Purpose.CLOSE_OUT
         else tuple(
             m
             for m in everything
@@ -58,12 +59,12 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
             and trials[m.trial_id].fingerprint == row.parent
             and m.status is MeasurementStatus.VALID
         ),
-        night=_night(store, session_id, experiment_id, everything, epochs),
+        night=_night(store, session_id, config, experiment_id, everything, epochs),
         epoch=row.epoch,
         left=_left(store, session_id, experiment_id),
         earlier=_earlier(store, session_id, experiment_id),
         prices=_prices(store, session_id, config, experiment_id),
-        fresh=_fresh(list(trials.values()), everything, experiment_id, row.parent),
+        fresh=purpose is Purpose.TRY and fresh(list(trials.values()), everything, experiment_id, row.parent),
         start_failure=None if failure is None or row.candidate == row.parent else _failure_text(failure),
         failed_launches=tuple(
             trial.id
@@ -72,43 +73,69 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
             and trial.fingerprint == row.candidate
             and trial.status is TrialStatus.FAILED
         ),
-        observation=not row.experiment.changes and not closing,
-        close_out=closing,
+        purpose=purpose,
+        observes=row.experiment.observes,
+    )
+
+
+def night_comparison(store: Store, session_id: str, config: SessionConfig) -> Comparison:
+    """No experiment at all, with everything that the session measured as its past: what is known of the noise now."""
+    everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
+    epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
+    return Comparison(
+        experiment_id="",
+        workload=config.workload,
+        rule=config.judge,
+        own=(),
+        night=_night(store, session_id, config, "", everything, epochs),
+        epoch=store.session(session_id).epoch,
     )
 
 
 def _night(
-    store: Store, session_id: str, experiment_id: str, everything: list[Measurement], epochs: dict[str, int]
+    store: Store,
+    session_id: str,
+    config: SessionConfig,
+    experiment_id: str,
+    everything: list[Measurement],
+    epochs: dict[str, int],
 ) -> tuple[Seen, ...]:
-    """Valid runs of earlier experiments; those of a candidate that collapsed say nothing about this server's noise."""
+    """Valid runs of earlier experiments; those of a candidate that collapsed say nothing about this server's noise.
+
+    Both sides of a sentinel are the parent, and are learned from as such: one that looked like a gain thereby raises
+    what is believed of the noise.
+    """
     collapsed = {n for n, v in store.verdicts(session_id).items() if v.outcome is Outcome.COLLAPSED}
+    sentinels = {todo.id for todo in store.todos(session_id) if todo.experiment.purpose is Purpose.SENTINEL}
+    wanted = figures(config.workload)
     return tuple(
         Seen(
             experiment_id=m.experiment_id,
             epoch=epochs[m.experiment_id],
             launch=m.trial_id,
-            arm=m.arm,
+            arm=Arm.BASELINE if m.experiment_id in sentinels else m.arm,
             load_point=m.load_point,
-            value=value,
+            logs=logs,
         )
         for m in everything
         if m.experiment_id != experiment_id
-        and (value := log_tok_s(m)) is not None
-        and not (m.arm is Arm.CANDIDATE and m.experiment_id in collapsed)
+        and (logs := {name: value for name in wanted if (value := log_of(m, name)) is not None})
+        and not (m.arm is Arm.CANDIDATE and m.experiment_id in collapsed - sentinels)
     )
 
 
 def _left(store: Store, session_id: str, experiment_id: str) -> int:
     """How many experiments may still be judged, the one under way included."""
     waiting = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
-    todos = [t for t in store.todos(session_id) if t.experiment.changes]
+    todos = [t for t in store.todos(session_id) if t.experiment.tries]
     return max(1, sum(1 for t in todos if t.status in waiting or t.id == experiment_id))
 
 
 def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
     """Share of the night's error and what came back of it, of every experiment judged before."""
     verdicts = store.verdicts(session_id)
-    names = [name for name in verdicts if name not in (experiment_id, CLOSE_OUT)]
+    tried = {todo.id for todo in store.todos(session_id) if todo.experiment.tries}
+    names = [name for name in verdicts if name in tried and name != experiment_id]
     return tuple((float(verdicts[n].rule.get("share", 0)), float(verdicts[n].rule.get("given_back", 0))) for n in names)
 
 
@@ -124,8 +151,8 @@ def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id:
 _BEGIN = (DecisionKind.CHOOSE.value, DecisionKind.CLOSE_OUT.value)
 
 
-def _fresh(trials: list[Trial], everything: list[Measurement], experiment_id: str, parent: str) -> bool:
-    """Whether the experiment found a launch of the parent serving that nothing had measured before."""
+def fresh(trials: list[Trial], everything: list[Measurement], experiment_id: str | None, parent: str) -> bool:
+    """Whether the experiment (None: the next one) found a launch of the parent serving that was not measured yet."""
     known = {m.trial_id for m in _before(everything, experiment_id)}
     ready = [t for t in _before(trials, experiment_id) if t.status is TrialStatus.READY]
     return bool(ready) and ready[-1].fingerprint == parent and ready[-1].id not in known
@@ -162,7 +189,7 @@ def spent(store: Store, session_id: str) -> Spent:
     judged = [
         t
         for t in store.todos(session_id)
-        if t.experiment.changes and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+        if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
     ]
     launches = [trial for trial in store.trials(session_id) if not trial.adopted]
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.evidence import BUILT_IN
+from agent.selftest import ENOUGH, SelfTest
 from state import events as ev
 from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoStatus
 from state.store import Store
@@ -29,6 +30,7 @@ LINE = 280
 COLOURS = {
     DecisionKind.KEEP: "bold green",
     DecisionKind.REVERT: "yellow",
+    DecisionKind.LEAVE_OUT: "yellow",
     DecisionKind.BLOCK: "red",
     DecisionKind.VOID: "red",
     DecisionKind.HEAL: "red",
@@ -198,3 +200,37 @@ def decision_table(log: list[dict[str, Any]]) -> Table:
         what, reason = Text(entry["what"]), Text(entry["reason"])
         table.add_row(entry["id"], entry["at"][11:19], entry["kind"], what, reason, evidence, style=style)
     return table
+
+
+def selftest_table(told: SelfTest) -> RenderableType:
+    """The judge's chances on a server: noise, false keeps, and for each gain how often it would be found."""
+    launched = f"{told.launches} launches" if told.launches > 1 else "only the judge's prior: nothing was relaunched"
+    facts = Table(box=None, padding=(0, 1), show_header=False)
+    for name, text in (
+        ("one run spreads by", f"{told.run_spread} (median and 90 % interval, {told.runs} runs)"),
+        ("a launch adds", f"{told.launch_spread} ({launched})"),
+        (
+            "a night",
+            f"{told.experiments} experiments, {told.judged:.1f} of them judged in {told.budget_s / 60:.0f} min",
+        ),
+        ("prices", f"a launch {told.launch_s:.0f} s, a run {told.run_s:.1f} s"),
+        ("a no-op ends after", f"{told.null_runs:.1f} runs"),
+        (
+            "nights with a false keep",
+            f"{told.false_nights:.1%} [{told.false_low:.1%}, {told.false_high:.1%}] of {told.nights} rehearsed",
+        ),
+    ):
+        facts.add_row(Text(name, style="bold"), text)
+    chances = Table(box=None, padding=(0, 1))
+    for name in ("a true gain of", "is kept in", "", "runs", "launches"):
+        chances.add_column(name)
+    for one in told.found:
+        bar = ProgressBar(total=1.0, completed=one.share, width=30)
+        style = "green" if one.share >= ENOUGH else "dim"
+        chances.add_row(
+            f"{one.gain:+.0%}", f"{one.share:.0%}", bar, f"{one.runs:.1f}", f"{one.launches:.1f}", style=style
+        )
+    smallest = told.smallest
+    word = f"{smallest:+.0%}" if smallest is not None else f"more than {told.found[-1].gain:+.0%}"
+    last = Text(f"smallest gain that is found in {ENOUGH:.0%} of nights: {word}", style="bold")
+    return Group(facts, Text(""), chances, last)

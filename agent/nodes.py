@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from agent import chooser
+from agent import built_in, chooser
 from agent.config import SessionConfig
-from agent.decisions import Ids, after_close_out, after_verdict
+from agent.decisions import Ids, after_close_out, after_sentinel, after_verdict, after_without
 from agent.ending import proven, restore
 from agent.evidence import (
-    BASELINE,
     CLOSE_OUT,
     comparison_of,
     costs,
@@ -33,13 +32,11 @@ from state.errors import ForeignTraffic, PolicyRefused
 from state.models import (
     Arm,
     DecisionKind,
-    Disruption,
     Experiment,
-    LoadHint,
     Outcome,
+    Purpose,
     Role,
     SessionStatus,
-    Source,
     TodoStatus,
     Trial,
     TrialStatus,
@@ -122,7 +119,7 @@ class Nodes:
         row = self.store.session(self.session_id)
         spec = self.store.spec(self.hands.role(Role.KNOWN_GOOD))
         proposal = self.planner.propose(View(engine=row.adoption.spec.engine, spec=spec, facts=facts))
-        added: list[ev.Event] = [ev.TodoAdded(experiment=_baseline_experiment())]
+        added: list[ev.Event] = [ev.TodoAdded(experiment=built_in.baseline_experiment())]
         for experiment in proposal.experiments:
             reason = forbidden(experiment, self.config.policy)
             status = TodoStatus.PENDING if reason is None else TodoStatus.SKIPPED
@@ -142,9 +139,16 @@ class Nodes:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
         self.hands.check_stop()
-        noise = too_noisy(self.store, self.session_id)
+        noise = self._too_noisy()
         if noise is not None:
             return self._give_up(noise)
+        due = built_in.sentinel_due(self.store, self.session_id, self.config)
+        if due is not None and due.obstacle is None:
+            parent = self.hands.role(Role.KNOWN_GOOD)
+            self._begin(due.experiment, parent, parent, due.reason)
+            return {"next": "apply"}
+        if due is not None and built_in.sentinels_won(self.store, self.session_id):
+            return self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
             return self._close(choice)
@@ -232,12 +236,13 @@ class Nodes:
         self._enter("settle")
         row, comparison = self._open()
         verdict = self._final_verdict(comparison)
-        if row.experiment.id == CLOSE_OUT:
-            self.hands.write(*after_close_out(row, verdict, self._ids()))
-        else:
+        purpose = row.experiment.purpose
+        if purpose is Purpose.TRY:
             self.hands.write(*after_verdict(row, verdict, self.store.todos(self.session_id), self._ids()))
+        else:
+            self.hands.write(*AFTER_OWN_CHECK[purpose](row, verdict, self._ids()))
         await self.hands.guard()
-        return {"next": "finish" if row.experiment.id == CLOSE_OUT else "observe"}
+        return {"next": "finish" if purpose is Purpose.CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
         """Leave the final configuration serving, prove it, and close the session."""
@@ -247,7 +252,7 @@ class Nodes:
         self.hands.journal.fault("finish:guarded")
         proof = await proven(self.hands, final)
         self.hands.journal.fault("finish:proven")
-        why = too_noisy(self.store, self.session_id) or "the list is worked off or the budget is used"
+        why = self._too_noisy() or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
             if not kept_anything(self.store, self.session_id)
@@ -299,6 +304,8 @@ class Nodes:
         done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
         if done or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
+        if self._leaves_one_out():
+            return {"next": "apply"}
         decision = self.store.decide(
             self.session_id,
             kind=DecisionKind.CLOSE_OUT,
@@ -307,7 +314,7 @@ class Nodes:
             reason=choice.reason,
         )
         self.hands.write(
-            ev.TodoAdded(experiment=_close_out_experiment()),
+            ev.TodoAdded(experiment=built_in.close_out_experiment()),
             ev.ComparisonOpened(
                 experiment_id=CLOSE_OUT,
                 parent=self.hands.role(Role.ORIGINAL),
@@ -316,6 +323,38 @@ class Nodes:
             ev.DecisionMade(decision=decision),
         )
         return {"next": "apply"}
+
+    def _leaves_one_out(self) -> bool:
+        """Begin to compare the final configuration with itself less one kept change, as far as time allows."""
+        found = built_in.leave_out_due(self.store, self.session_id, self.config)
+        if found is None or found[1].obstacle is not None:
+            return False
+        left_out, due = found
+        final = self.hands.role(Role.KNOWN_GOOD)
+        rest = [t.experiment for t, _ in built_in.kept(self.store, self.session_id) if t.id != left_out.id]
+        original = self.store.spec(self.hands.role(Role.ORIGINAL))
+        spec = self.target.derive(original, tuple(change for experiment in rest for change in experiment.changes))
+        self.hands.write(ev.SpecSeen(fingerprint=spec.fingerprint, spec=spec))
+        self._begin(due.experiment, final, spec.fingerprint, due.reason)
+        return True
+
+    def _begin(self, experiment: Experiment, parent: str, candidate: str, reason: str) -> None:
+        """Open a comparison that the loop makes on its own account."""
+        decision = self.store.decide(
+            self.session_id, kind=DecisionKind.CHOOSE, subject=experiment.id, what=experiment.title, reason=reason
+        )
+        self.hands.write(
+            ev.TodoAdded(experiment=experiment),
+            ev.ComparisonOpened(experiment_id=experiment.id, parent=parent, candidate=candidate),
+            ev.DecisionMade(decision=decision),
+        )
+
+    def _too_noisy(self) -> str | None:
+        """Why this host is too noisy to go on, None when it is not."""
+        won = built_in.sentinels_won(self.store, self.session_id)
+        if won >= built_in.SENTINEL_WINS:
+            return f"too noisy to judge: the last {won} A/A sentinels showed gains of an unchanged server"
+        return too_noisy(self.store, self.session_id)
 
     def _set_aside(self, experiment: Experiment, kind: DecisionKind, status: TodoStatus, reason: str) -> None:
         """Decide against an experiment without having touched the server for it."""
@@ -328,7 +367,7 @@ class Nodes:
         )
 
     def _out_of_time(self, comparison: Comparison) -> str | None:
-        if comparison.close_out or comparison.observation:
+        if comparison.purpose is Purpose.CLOSE_OUT or comparison.observes:
             return None
         return out_of_time(
             self.config.policy,
@@ -420,34 +459,23 @@ class Nodes:
 
 
 def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison) -> bool:
-    """Whether the serving launch may take the wanted run: right spec, and not the launch of another block."""
+    """Whether the serving launch may take the wanted run: right spec, and not the launch of another block.
+
+    Both sides of a sentinel run the same spec, and its candidate must be a launch that nothing knew before.
+    """
     if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != wanted:
         return False
-    if comparison.observation:
+    if comparison.observes:
         return True
-    used = {m.trial_id for m in comparison.own if m.arm is need.arm and m.block != need.block}
+    used = {m.trial_id for m in comparison.own if (m.arm, m.block) != (need.arm, need.block)}
+    if comparison.purpose is Purpose.SENTINEL and need.arm is Arm.CANDIDATE:
+        used |= {m.trial_id for m in comparison.record}
     return trial.id not in used
 
 
-def _baseline_experiment() -> Experiment:
-    return Experiment(
-        id=BASELINE,
-        title="baseline",
-        hypothesis="what runs now, measured often enough to know its noise",
-        tier=1,
-        priority=1.0,
-        disruption=Disruption.LOAD,
-        load_hint=LoadHint.ANY,
-        source=Source(kind="built-in"),
-    )
-
-
-def _close_out_experiment() -> Experiment:
-    return Experiment(
-        id=CLOSE_OUT,
-        title="final configuration against the original",
-        hypothesis="what was kept is better than what was found",
-        tier=1,
-        priority=1.0,
-        source=Source(kind="built-in"),
-    )
+AFTER_OWN_CHECK = {
+    Purpose.CLOSE_OUT: after_close_out,
+    Purpose.SENTINEL: after_sentinel,
+    Purpose.WITHOUT: after_without,
+}
+"""What follows from a comparison that the loop made on its own account."""

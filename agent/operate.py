@@ -16,9 +16,11 @@ from agent.connect import connect, planner_for
 from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
+from agent.policy import Costs
 from agent.progress import Silent
 from agent.report import headline, markdown
 from agent.room import refuse_no_room_here, refuse_no_room_there
+from agent.selftest import session_config
 from agent.session import (
     Runner,
     adopted_now,
@@ -74,6 +76,37 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
                 raise
             fault("agent:opened")
             return await _drive(store, session_id, target, config, console, again, fault)
+
+
+async def selftest(
+    config: SessionConfig, database: Path, console: Console, relaunches: int, runs: int, experiments: int | None
+) -> tuple[int, str, int]:
+    """Measure the unchanged server in a session of its own: exit code, session and how many experiments a night has."""
+    diagnosis = await preflight(config, database)
+    failed = [check for check in diagnosis.checks if check.status == "failed"]
+    if failed:
+        _say(console, f"{failed[0].name}: {failed[0].text}; `doctor` says more")
+        return diagnosis.exit_code, "", 0
+    allowed = sum(1 for item in diagnosis.plan if item.verdict == "allowed" and item.changes)
+    asked = session_config(config, relaunches, runs)
+    _say(console, f"self-test: {_size(asked)}; the unchanged server {_treated(relaunches)}")
+    code = await start(asked, database, console)
+    with Store.read(database) as store:
+        session_id = store.latest_session().id
+    return code, session_id, experiments or max(1, min(allowed, config.policy.budget.experiments))
+
+
+def _size(config: SessionConfig) -> str:
+    """What a self-test will do, with a time that rests on guesses until runs were seen."""
+    runs = config.judge.baseline_runs * len(config.workload.load_points)
+    guess, relaunches = Costs(), config.planner.relaunches
+    launches = relaunches * (guess.launch_s + 2 * guess.default_run_s)
+    minutes = (runs * guess.default_run_s + launches) / 60
+    return f"{runs} runs and {relaunches} launches, about {minutes:.0f} min if a run takes {guess.default_run_s:.0f} s"
+
+
+def _treated(relaunches: int) -> str:
+    return f"is launched anew {relaunches} times" if relaunches else "is only measured, nothing is restarted"
 
 
 async def resume(database: Path, session: str | None, console: Console, again: str | None = None) -> int:

@@ -104,12 +104,26 @@ def unaffordable(
     budget = policy.budget
     if experiment.changes and spent.experiments >= budget.experiments:
         return f"all {budget.experiments} experiments of the budget are used"
-    reserve = close_out_s(workload, rule, costs)
     price = (comparison_s if experiment.changes else observation_s)(workload, rule, costs)
-    left = budget.time_s - spent.elapsed_s - reserve
+    restarts = 2 * rule.min_blocks if needed_disruption(experiment) >= Disruption.RESTART else 0
+    return _beyond(price, restarts, policy, spent, workload, rule, costs)
+
+
+def no_room_for(
+    blocks: int, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
+) -> str | None:
+    """Why a comparison of the loop itself, with `blocks` launches of either side, does not fit before the close-out."""
+    price = blocks * sum(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
+    return _beyond(price, 2 * blocks, policy, spent, workload, rule, costs)
+
+
+def _beyond(
+    price: float, restarts: int, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
+) -> str | None:
+    budget = policy.budget
+    left = budget.time_s - spent.elapsed_s - close_out_s(workload, rule, costs)
     if price > left:
         return f"needs about {price:.0f} s, {max(0.0, left):.0f} s are left before the reserved close-out"
-    restarts = 2 * rule.min_blocks if needed_disruption(experiment) >= Disruption.RESTART else 0
     free = budget.restarts - spent.restarts - (2 * rule.close_out_blocks + 1)
     if restarts > free:
         return f"needs {restarts} restarts, {max(0, free)} are left before the reserved close-out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
 from state.models import LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
@@ -31,6 +32,8 @@ def headline(store: Store, session_id: str) -> str:
     verdict = store.verdicts(session_id).get(CLOSE_OUT)
     if verdict is not None and verdict.outcome is Outcome.BETTER and verdict.objective is not None:
         return f"Kept an improvement of {verdict.objective.percent} (95 % interval) over what was found."
+    if row.status is SessionStatus.DONE and row.config["planner"]["kind"] == "selftest":
+        return "A self-test: the unchanged server was measured, nothing was tried."
     if "too noisy to judge" in row.reason:
         return f"Nothing was changed: {row.reason}."
     if verdict is not None:
@@ -136,7 +139,7 @@ def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
 def _method(store: Store, row: SessionRow) -> Iterator[str]:
     valid = [m for m in store.measurements(row.id) if m.reasons == () and m.metrics is not None]
     void = [m for m in store.measurements(row.id) if m.reasons]
-    tried = [t for t in store.todos(row.id) if t.experiment.changes and t.status is TodoStatus.DONE]
+    tried = [t for t in store.todos(row.id) if t.experiment.tries and t.status is TodoStatus.DONE]
     budget = row.config["judge"]["false_keep_budget"]
     yield "## How it was measured"
     yield ""
@@ -145,7 +148,25 @@ def _method(store: Store, row: SessionRow) -> Iterator[str]:
         f"- each candidate against a re-measured baseline, interleaved; {len(tried)} judged; chance of one false keep "
         f"or more in the whole session at most {budget:.0%}; what dismissed candidates left of it went to the others"
     )
+    yield _false_keeps(store, row, budget)
+    checks = sentinels(store, row.id)
+    if checks:
+        won = sum(1 for verdict in checks if verdict.outcome is Outcome.BETTER)
+        yield f"- {len(checks)} A/A sentinels, {won} looked like a gain (the unchanged server compared with itself)"
     baseline = store.verdicts(row.id).get(BASELINE)
     if baseline is not None:
         yield f"- baseline: {baseline.reason}"
     yield "- the headline is the final, fresh comparison with the original, never the sum of the steps"
+
+
+def _false_keeps(store: Store, row: SessionRow, budget: float) -> str:
+    """What may be wrong with the keeps: by the evidence for each, and by the share of the budget that was used."""
+    standing = kept(store, row.id)
+    by_evidence = sum(float(verdict.rule.get("no_gain", 0.0)) for _, verdict in standing)
+    tried = {todo.id for todo in store.todos(row.id) if todo.experiment.tries}
+    shares = [verdict.rule for name, verdict in store.verdicts(row.id).items() if name in tried]
+    used = sum(float(rule.get("share", 0.0)) - float(rule.get("given_back", 0.0)) for rule in shares)
+    return (
+        f"- Expected number of false keeps: {by_evidence:.2g} by the evidence (sum of the chances of no gain of the "
+        f"{len(standing)} kept changes that stand), at most {budget:g} by design, of which {used:.2g} was used up"
+    )

@@ -169,10 +169,9 @@ class LoadHint(StrEnum):
     ANY = "any"
 
 
-class Experiment(Frozen):
+class Idea(Frozen):
     """One hypothesis and the change that tests it; no changes means an observation of the parent."""
 
-    id: str = ""
     title: str = Field(description="what is tried, in a few words")
     hypothesis: str = Field(description="why it could help")
     changes: tuple[Change, ...] = Field(default=(), description="what is set or unset; nothing for an observation")
@@ -185,6 +184,32 @@ class Experiment(Frozen):
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
     disruption: DisruptionField = Disruption.RESTART
     source: Source = Source(kind="built-in")
+
+
+class Purpose(StrEnum):
+    """What an experiment is for; it decides how its runs are laid out and what its verdict may change."""
+
+    TRY = "try"
+    SENTINEL = "sentinel"
+    WITHOUT = "without"
+    CLOSE_OUT = "close-out"
+
+
+class Experiment(Idea):
+    """An idea on the list, or one of the comparisons that the loop itself makes."""
+
+    id: str = ""
+    purpose: Purpose = Purpose.TRY
+
+    @property
+    def observes(self) -> bool:
+        """Whether it only looks at what runs now."""
+        return self.purpose is Purpose.TRY and not self.changes
+
+    @property
+    def tries(self) -> bool:
+        """Whether it tries a change that could be kept: these share the night's error."""
+        return self.purpose is Purpose.TRY and bool(self.changes)
 
 
 class TodoStatus(StrEnum):
@@ -235,12 +260,40 @@ class Objective(Frozen):
     at: tuple[str, ...] = Field(min_length=1)
 
 
+class Ceiling(Frozen):
+    """An SLO: a latency that must stay below a limit."""
+
+    metric: Literal["ttft", "tpot", "itl", "e2e"] = Field(description="which latency")
+    percentile: Literal["mean", "p50", "p90", "p99"] = Field(default="p90", description="of the requests of one run")
+    max_ms: float = Field(gt=0, description="the ceiling")
+    at: tuple[str, ...] = Field(default=(), description="load points at which it holds; none means all")
+
+    @property
+    def series(self) -> str:
+        """Name of the measured figure, such as `ttft_p90_ms`."""
+        return f"{self.metric}_{self.percentile}_ms"
+
+
 class Guards(Frozen):
     """What a gain must not cost."""
 
     other_points_tolerance: float = Field(default=0.05, gt=0, lt=1, description="allowed loss of output tok/s")
+    keep_unguarded: bool = Field(
+        default=True, description="keep a gain though a loss elsewhere beyond the tolerance can't be excluded"
+    )
     ttft_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     tpot_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
+    slo: tuple[Ceiling, ...] = Field(default=(), description="further ceilings")
+    keep_unproven_slo: bool = Field(
+        default=False, description="keep a gain though a ceiling can't be shown to hold; a broken one always vetoes"
+    )
+
+    @property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        """All ceilings, those in short form first."""
+        short = [Ceiling(metric="ttft", max_ms=self.ttft_p90_ms)] if self.ttft_p90_ms is not None else []
+        short += [Ceiling(metric="tpot", max_ms=self.tpot_p90_ms)] if self.tpot_p90_ms is not None else []
+        return (*short, *self.slo)
 
 
 class Workload(Frozen):
@@ -438,10 +491,12 @@ class DecisionKind(StrEnum):
 
     START = "start"
     BASELINE = "baseline"
+    SENTINEL = "sentinel"
     PLAN = "plan"
     CHOOSE = "choose"
     KEEP = "keep"
     REVERT = "revert"
+    LEAVE_OUT = "leave-out"
     BLOCK = "block"
     SKIP = "skip"
     VOID = "void"
@@ -519,6 +574,9 @@ class JudgeRule(Frozen):
     max_runs: int = Field(default=4, ge=1, description="runs of one launch at the objective's load points, at most")
     baseline_runs: int = Field(default=6, ge=2, description="runs per load point before the first experiment")
     close_out_blocks: int = Field(default=2, ge=1, description="launches of each side in the final comparison")
+    sentinel_every: int = Field(
+        default=8, ge=0, description="experiments between two A/A checks with the unchanged parent; 0: none"
+    )
     collapse_ratio: float = Field(default=0.5, gt=0, lt=1, description="one run below this share is a collapse")
     noise_prior: float = Field(default=0.02, gt=0, description="log-spread of one run, before anything is seen")
     noise_prior_df: float = Field(default=1.0, gt=0, description="how many runs the prior is worth")

@@ -43,6 +43,7 @@ class SimEffect(Frozen):
     value: str = Field(description="as text; '*' for any value")
     ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
     refuses: str | None = Field(default=None, description="the server ends at start with this log line")
+    unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
 
 
 class Scenario(Frozen):
@@ -287,7 +288,13 @@ class SimulatedTarget:
 
     def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
         settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env
-        return [e for e in self.scenario.effects if e.name in settings and e.value in ("*", settings[e.name])]
+        return [
+            e
+            for e in self.scenario.effects
+            if e.name in settings
+            and e.value in ("*", settings[e.name])
+            and (e.unless is None or settings.get(e.unless[0]) != e.unless[1])
+        ]
 
     def _refusal(self, spec: LaunchSpec) -> str | None:
         return next((e.refuses for e in self._effects(spec) if e.refuses), None)

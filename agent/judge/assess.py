@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.judge import course, effects, noise, spending
+from agent.judge import course, effects, guards, noise, spending
 from agent.judge.boundary import Looks
 from agent.judge.comparison import (
     Assessment,
@@ -24,14 +24,11 @@ from agent.judge.comparison import (
 )
 from agent.judge.course import Ruling, Stakes, Verdicts
 from agent.judge.series import knows_parent, launch_of, night_belief, rounds
-from state.models import Arm, MeasurementStatus, Outcome, Verdict
+from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 
-ENDS = {
-    Ruling.KEEP: Outcome.BETTER,
-    Ruling.HOPELESS: Outcome.NO_DIFFERENCE,
-    Ruling.HARM: Outcome.WORSE,
-    Ruling.UNDECIDED: Outcome.INCONCLUSIVE,
-}
+NO_GAIN_LEFT = 0.1
+"""A dismissed candidate makes no relevant difference when its chance of the minimal effect is at most this. Above, it
+was given up because finding out would cost more than it is likely to bring, and the word is inconclusive."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +44,22 @@ def assess(comparison: Comparison) -> Assessment:
     """The verdict if it is clear, else the run that is wanted next."""
     if comparison.start_failure is not None:
         return _verdict(comparison, Outcome.FAILED, comparison.start_failure)
-    if comparison.observation:
+    if comparison.observes:
         return _observe(comparison)
     collapse = effects.collapse(comparison)
     if collapse is not None:
         return _verdict(comparison, Outcome.COLLAPSED, collapse)
-    if comparison.close_out:
+    if comparison.purpose is Purpose.CLOSE_OUT:
         return _close_out(comparison)
-    veto = effects.harm(comparison) or effects.broken_slo(comparison)
+    veto = None if comparison.purpose is Purpose.SENTINEL else guards.veto(comparison)
     if veto is not None:
         return _verdict(comparison, Outcome.WORSE, veto)
+    if comparison.purpose is Purpose.WITHOUT:
+        return _without(comparison)
     standing = _standing(comparison)
     if standing.ruling is None:
         return Assessment(need=standing.need)
-    return _verdict(comparison, ENDS[standing.ruling], _reason(comparison, standing))
+    return _verdict(comparison, *_word(comparison, standing))
 
 
 def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
@@ -68,6 +67,9 @@ def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
     rule: dict[str, float | str] = dict(comparison.rule.model_dump())
     rule["share"] = false_keep_share(comparison)
     rule["given_back"] = _given_back(comparison, outcome)
+    chance = no_gain(comparison)
+    if chance is not None:
+        rule["no_gain"] = chance
     evidence = [m.id for m in comparison.own if m.status is not MeasurementStatus.OPEN]
     return Verdict(
         experiment_id=comparison.experiment_id,
@@ -81,11 +83,23 @@ def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
 
 
 def false_keep_share(comparison: Comparison) -> float:
-    """The part of the night's error that this experiment may spend; the close-out has its own, an observation none."""
-    if comparison.observation:
+    """The part of the night's error that this experiment may spend.
+
+    The close-out has its own, an observation none. A sentinel is held to what the next experiment may spend, but since
+    it keeps nothing it uses nothing up. Leaving a kept change out again adds none to the server, so it has no share.
+    """
+    if comparison.observes or comparison.purpose is Purpose.WITHOUT:
         return 0.0
     budget = comparison.rule.false_keep_budget
-    return budget if comparison.close_out else spending.share_of(budget, comparison.earlier, comparison.left)
+    if comparison.purpose is Purpose.CLOSE_OUT:
+        return budget
+    return spending.share_of(budget, comparison.earlier, comparison.left)
+
+
+def no_gain(comparison: Comparison) -> float | None:
+    """The chance that the candidate is no gain at the objective; None until both sides were measured."""
+    belief = effects.believed(comparison, comparison.workload.objective.at)
+    return None if belief is None else float(noise.chance_below(belief, 0.0, noise.weights(belief))[0])
 
 
 def stakes(comparison: Comparison) -> Stakes:
@@ -185,34 +199,73 @@ def _close_out(comparison: Comparison) -> Assessment:
             missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
             if missing is not None:
                 return Assessment(need=missing)
-    belief = effects.believed(comparison, objective)
-    effect = effects.objective_effect(comparison)
-    assert belief is not None and effect is not None, "both sides were measured"
-    chance = float(noise.chance_below(belief, 0.0, noise.weights(belief))[0])
+    chance, effect = no_gain(comparison), effects.objective_effect(comparison)
+    assert chance is not None and effect is not None, "both sides were measured"
     outcome = Outcome.BETTER if chance < comparison.rule.false_keep_budget else Outcome.INCONCLUSIVE
     return _verdict(comparison, outcome, f"objective {effect.percent}, chance of no gain {chance:.2g}")
 
 
-def _reason(comparison: Comparison, standing: Standing) -> str:
+def _without(comparison: Comparison) -> Assessment:
+    """What the final configuration loses when one kept change is left out: fixed launches, or fewer when it is plain.
+
+    A kept change was proven once, so it goes only if leaving it out does not even look like a loss.
+    """
+    names = [p.name for p in ordered_points(comparison.workload)]
+    objective = comparison.workload.objective.at
+    candidate, parent = runs_per_launch(comparison)
+    for block in range(comparison.rule.close_out_blocks):
+        for arm, runs in ((Arm.CANDIDATE, candidate), (Arm.BASELINE, parent)):
+            missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
+            if missing is not None:
+                return Assessment(need=missing)
+        chance = no_gain(comparison)
+        if chance is not None and 1 - chance < course.HARM_LEVEL:
+            break
+    chance, effect = no_gain(comparison), effects.objective_effect(comparison)
+    assert chance is not None and effect is not None, "both sides were measured"
+    said = f"without it {effect.percent}, chance that it is missed {chance:.2g}"
+    if 1 - chance < course.HARM_LEVEL:
+        return _verdict(comparison, Outcome.WORSE, said)
+    better = chance < comparison.rule.false_keep_budget
+    return _verdict(comparison, Outcome.BETTER if better else Outcome.INCONCLUSIVE, said)
+
+
+def _word(comparison: Comparison, standing: Standing) -> tuple[Outcome, str]:
+    """The outcome that a ruling comes to, and why."""
     effect = effects.objective_effect(comparison)
     assert effect is not None and standing.last is not None, "a ruling rests on both sides"
     chance = float(standing.last.no_gain[0])
     said = f"objective {effect.percent}"
     if standing.ruling is Ruling.KEEP:
-        loose = effects.unguarded(comparison)
-        note = f"; unguarded within the tolerance: {', '.join(loose)}" if loose else ""
-        return f"{said}, chance of no gain {chance:.2g}, confirmed on a later launch of the parent{note}"
+        return _kept(comparison, f"{said}, chance of no gain {chance:.2g}, confirmed on a later launch of the parent")
     if standing.ruling is Ruling.HARM:
-        return f"{said}, chance of a gain {1 - chance:.2g}"
+        return Outcome.WORSE, f"{said}, chance of a gain {1 - chance:.2g}"
     if standing.ruling is Ruling.HOPELESS:
-        least = comparison.rule.minimal_effect
-        return f"{said}: a gain of {least:.0%} is too unlikely to be worth more launches"
-    return f"after {effect.launches_candidate} launches the objective is still {said.removeprefix('objective ')}"
+        worth, least = float(standing.last.worth[0]), comparison.rule.minimal_effect
+        outcome = Outcome.NO_DIFFERENCE if worth <= NO_GAIN_LEFT else Outcome.INCONCLUSIVE
+        return outcome, f"{said}: the chance of a gain of {least:.0%} is {worth:.2g}, not worth more launches"
+    still = f"after {effect.launches_candidate} launches the objective is still {effect.percent}"
+    return Outcome.INCONCLUSIVE, still
+
+
+def _kept(comparison: Comparison, said: str) -> tuple[Outcome, str]:
+    """A gain at the objective is kept unless a guard that must be proven is not."""
+    if comparison.purpose is Purpose.SENTINEL:
+        return Outcome.BETTER, said
+    allowed = comparison.workload.guards
+    unproven, loose = guards.unproven_ceilings(comparison), guards.unguarded(comparison)
+    if unproven and not allowed.keep_unproven_slo:
+        return Outcome.INCONCLUSIVE, f"{said}, but an SLO is not shown to hold: {'; '.join(unproven)}"
+    if loose and not allowed.keep_unguarded:
+        return Outcome.INCONCLUSIVE, f"{said}, but a loss beyond the tolerance can't be excluded at {', '.join(loose)}"
+    notes = [f"unguarded within the tolerance: {', '.join(loose)}"] if loose else []
+    notes += [f"SLO not shown to hold: {'; '.join(unproven)}"] if unproven else []
+    return Outcome.BETTER, "; ".join((said, *notes))
 
 
 def _given_back(comparison: Comparison, outcome: Outcome) -> float:
     share = false_keep_share(comparison)
-    if comparison.close_out or comparison.observation or outcome is Outcome.COLLAPSED:
+    if comparison.purpose is not Purpose.TRY or comparison.observes or outcome is Outcome.COLLAPSED:
         return 0.0
     if outcome is Outcome.BETTER:
         return share

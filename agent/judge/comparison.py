@@ -11,6 +11,7 @@ from state.models import (
     LoadPoint,
     Measurement,
     MeasurementStatus,
+    Purpose,
     Verdict,
     Workload,
 )
@@ -33,14 +34,17 @@ class Assessment(Frozen):
 
 
 class Seen(Frozen):
-    """A valid run of an earlier experiment; only what noise, drift and the parent's level are learned from."""
+    """A valid run of an earlier experiment; only what noise, drift and the parent's level are learned from.
+
+    `logs`: the logarithm of each figure that is judged, by its name.
+    """
 
     experiment_id: str
     epoch: int
     launch: str
     arm: Arm
     load_point: str
-    value: float
+    logs: dict[str, float]
 
 
 class Prices(Frozen):
@@ -72,16 +76,35 @@ class Comparison(Frozen):
     fresh: bool = False
     start_failure: str | None = None
     failed_launches: tuple[str, ...] = ()
-    observation: bool = False
-    close_out: bool = False
+    purpose: Purpose = Purpose.TRY
+    observes: bool = False
+
+
+RATE = "output_tok_s"
+"""The figure that is maximised; latencies under a ceiling have names such as `ttft_p90_ms`."""
+
+
+def log_of(measurement: Measurement, figure: str) -> float | None:
+    """Log of one figure of a run, None unless the run is valid and the figure positive."""
+    metrics = measurement.metrics
+    if measurement.status is not MeasurementStatus.VALID or metrics is None:
+        return None
+    if figure == RATE:
+        value = metrics.output_tok_s
+    else:
+        latency, percentile, unit = figure.split("_")
+        value = getattr(getattr(metrics, f"{latency}_{unit}"), percentile)
+    return math.log(value) if value else None
 
 
 def log_tok_s(measurement: Measurement) -> float | None:
     """Log of the run's output tok/s, None unless it is valid and positive."""
-    metrics = measurement.metrics
-    if measurement.status is not MeasurementStatus.VALID or metrics is None or not metrics.output_tok_s:
-        return None
-    return math.log(metrics.output_tok_s)
+    return log_of(measurement, RATE)
+
+
+def figures(workload: Workload) -> tuple[str, ...]:
+    """Every figure that is judged: the rate, and each latency that has a ceiling."""
+    return tuple(dict.fromkeys((RATE, *(ceiling.series for ceiling in workload.guards.ceilings))))
 
 
 def runs_at(comparison: Comparison, arm: Arm, point: str) -> list[Measurement]:
@@ -91,7 +114,7 @@ def runs_at(comparison: Comparison, arm: Arm, point: str) -> list[Measurement]:
 
 def parent_runs(comparison: Comparison, point: str) -> list[Measurement]:
     """All valid runs of the parent at a load point, in this epoch; those of the record don't enter a close-out."""
-    record = [] if comparison.close_out else [m for m in comparison.record if m.load_point == point]
+    record = [] if comparison.purpose is Purpose.CLOSE_OUT else [m for m in comparison.record if m.load_point == point]
     return record + runs_at(comparison, Arm.BASELINE, point)
 
 

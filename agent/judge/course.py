@@ -82,10 +82,11 @@ class Course:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The ruling per night, the chance of no gain behind it, and what a dismissal gives back of the share."""
+    """The ruling per night, the chances behind it (no gain; the minimal effect), what a dismissal gives back."""
 
     ruling: Indices
     no_gain: Floats
+    worth: Floats
     given_back: Floats
 
 
@@ -133,7 +134,7 @@ def rule(course: Course, stakes: Stakes) -> tuple[Course, Verdicts]:
         ruling = np.where(where, word, ruling)
     unspent = boundary.still_to_err(no_gain, candidates, level, stakes.share, stakes.looks)
     back = np.where(keep, stakes.share, np.where(harm | hopeless | undecided, unspent, 0.0))
-    return replace(course, confirming=confirm), Verdicts(ruling.astype(np.intp), no_gain, back)
+    return replace(course, confirming=confirm), Verdicts(ruling.astype(np.intp), no_gain, worth, back)
 
 
 def chance_without_one(course: Course) -> Floats:

@@ -177,6 +177,23 @@ def chance_below(belief: Belief, effect: float, weight: Floats) -> Floats:
     return chance
 
 
+def level(belief: Belief, weight: Floats, candidate: bool) -> tuple[Floats, Floats, Floats]:
+    """What a typical launch of either side shows now: the mixture's mean, and each model's mean and variance."""
+    mean, variance = belief.fields[LEVEL], belief.fields[LEVEL_LEVEL]
+    if candidate:
+        mean = mean + belief.fields[EFFECT]
+        variance = variance + 2 * belief.fields[LEVEL_EFFECT] + belief.fields[EFFECT_EFFECT]
+    middle: Floats = (weight * mean).sum(axis=1)
+    return middle, mean, variance * belief.fields[SQUARES] / belief.freedom[:, None]
+
+
+def chance_level_below(belief: Belief, value: float, weight: Floats, candidate: bool) -> Floats:
+    """The chance that a typical launch of the candidate (or the parent) lies at most at `value`, a logarithm."""
+    _, mean, variance = level(belief, weight, candidate)
+    chance: Floats = (weight * special.stdtr(belief.freedom[:, None], (value - mean) / np.sqrt(variance))).sum(axis=1)
+    return chance
+
+
 def run_variance(belief: Belief, weight: Floats) -> Floats:
     """Variance of one run's log tok/s within a launch."""
     variance: Floats = (weight * belief.fields[SQUARES]).sum(axis=1) / belief.freedom

@@ -1,7 +1,7 @@
 """From stored runs to launches and to what is believed of one series of them; pure, it decides nothing.
 
-A series is one load point, or the objective: the mean over its load points, run by run, so that luck which the points
-share is not taken for independent.
+A series is one figure (tok/s, or a latency with a ceiling) at one load point, or the objective: the mean over its
+load points, run by run, so that luck which the points share is not taken for independent.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import lru_cache
 import numpy as np
 
 from agent.judge import noise
-from agent.judge.comparison import Comparison, log_tok_s
+from agent.judge.comparison import RATE, Comparison, log_of
 from agent.judge.course import Launches
 from agent.judge.noise import Belief
-from state.models import Arm, JudgeRule
+from state.models import Arm, JudgeRule, Purpose
 
 Past = tuple[int, str, bool, tuple[float, ...]]
 """An earlier launch: epoch, experiment, whether it was the candidate's, its runs."""
@@ -39,25 +39,28 @@ def rounds(by_point: dict[str, list[float]], points: Sequence[str]) -> list[floa
     return [float(np.mean(column)) for column in zip(*columns, strict=False)]
 
 
-def own_launches(comparison: Comparison, points: Sequence[str]) -> list[tuple[Arm, int, list[float]]]:
+def own_launches(
+    comparison: Comparison, points: Sequence[str], figure: str = RATE
+) -> list[tuple[Arm, int, list[float]]]:
     """The experiment's launches in the order in which they were first measured: arm, block, runs of the series."""
     blocks: dict[tuple[Arm, int], dict[str, list[float]]] = {}
     for taken in comparison.own:
-        value = log_tok_s(taken)
+        value = log_of(taken, figure)
         if value is not None:
             blocks.setdefault((taken.arm, taken.block), {}).setdefault(taken.load_point, []).append(value)
     return [(arm, block, rounds(by_point, points)) for (arm, block), by_point in blocks.items()]
 
 
-def night_belief(comparison: Comparison, points: Sequence[str]) -> Belief:
+def night_belief(comparison: Comparison, points: Sequence[str], figure: str = RATE) -> Belief:
     """What the runs before this experiment say about the series."""
     found: dict[tuple[int, str, bool, str], dict[str, list[float]]] = {}
     for run in comparison.night:
         key = (run.epoch, run.experiment_id, run.arm is Arm.CANDIDATE, run.launch)
-        found.setdefault(key, {}).setdefault(run.load_point, []).append(run.value)
+        if figure in run.logs:
+            found.setdefault(key, {}).setdefault(run.load_point, []).append(run.logs[figure])
     past = tuple((*key[:3], tuple(rounds(by_point, points))) for key, by_point in found.items())
     belief, epoch = _walk(past, comparison.rule)
-    if comparison.close_out or epoch != comparison.epoch:
+    if comparison.purpose is Purpose.CLOSE_OUT or epoch != comparison.epoch:
         return noise.new_parent(belief)
     return belief
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from agent.judge import Assessment, Comparison, Need, Seen, assess, log_tok_s
+from agent.judge import Assessment, Comparison, Need, Seen, assess, figures, log_of
 from agent.judge.noise import Floats, Indices
 from agent.judge.rehearsal import World
 from state.models import (
     Arm,
+    Guards,
     JudgeRule,
     LoadPoint,
     Measurement,
@@ -31,6 +32,9 @@ HIGH = LoadPoint(name="high", concurrency=8, requests=16)
 WORKLOAD = Workload(load_points=(LOW, HIGH), objective=Objective(at=("high",)))
 ONE_POINT = Workload(load_points=(HIGH,), objective=Objective(at=("high",)))
 RULE = JudgeRule()
+FIGURES = figures(
+    Workload(load_points=(LOW,), objective=Objective(at=("low",)), guards=Guards(ttft_p90_ms=1.0, tpot_p90_ms=1.0))
+)
 ONLY = np.array([0])
 QUIET = JudgeRule(noise_prior=0.002)
 
@@ -87,10 +91,10 @@ def seen(*runs: Measurement, epoch: int = 0) -> tuple[Seen, ...]:
             launch=run.trial_id,
             arm=run.arm,
             load_point=run.load_point,
-            value=value,
+            logs=logs,
         )
         for run in runs
-        if (value := log_tok_s(run)) is not None
+        if (logs := {name: value for name in FIGURES if (value := log_of(run, name)) is not None})
     )
 
 
