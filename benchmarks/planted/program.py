@@ -32,7 +32,7 @@ from benchmarks.planted.nights import (
 )
 from benchmarks.planted.server import VARIABLE
 from state.errors import RatchetError
-from state.models import Arm, DecisionKind, Measurement, MeasurementStatus, Outcome, Role
+from state.models import Arm, DecisionKind, Measurement, MeasurementStatus, Outcome, Purpose, Role
 from state.store import Store
 from tests.e2e.rig import Agent, Rig, rig
 from tests.ssh_servers import descendants
@@ -143,18 +143,20 @@ def row_of(planted: Planted, verdict: Any, kept: bool, taken: Sequence[Measureme
 
 
 def ending(database: Path) -> Figures:
-    """How the session ended: whether the final comparison bore what was kept."""
+    """How the session ended, whether the final comparison bore what was kept, and what its own checks said."""
     with Store.read(database) as store:
         session = store.latest_session()
-        close = store.verdicts(session.id).get("close-out")
+        verdicts = store.verdicts(session.id)
+        close = verdicts.get("close-out")
         moved = store.role(session.id, Role.FINAL) != store.role(session.id, Role.ORIGINAL)
-        taken = store.measurements(session.id)
+        checks = [todo.id for todo in store.todos(session.id) if todo.experiment.purpose is Purpose.SENTINEL]
         return {
             "status": session.status.value,
             "ended": session.reason,
             "confirmed": close is not None and close.outcome is Outcome.BETTER and moved,
             "final": None if close is None or close.objective is None else close.objective.percent,
-            "measurements": [told(one) for one in taken],
+            "sentinels": {name: verdicts[name].outcome.value for name in checks if name in verdicts},
+            "measurements": [told(one) for one in store.measurements(session.id)],
         }
 
 
