@@ -98,7 +98,12 @@ class Size(NamedTuple):
     """How large a run is."""
 
     requests: int = 8
-    output_tokens: int = 48
+    output_tokens: int = 32
+
+    @property
+    def name(self) -> str:
+        """Short, for the names of files: figures of two sizes are never taken for one."""
+        return f"{self.requests}x{self.output_tokens}"
 
 
 def no_op(number: int) -> tuple[str, str]:

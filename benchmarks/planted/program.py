@@ -45,7 +45,7 @@ POLL_S = 1.0
 NIGHT_S = 3600.0
 """After which an agent hangs."""
 LEAVING_S = 15.0
-NIGHT_MIN, EXPERIMENT_MIN, GAIN_MIN, ROUND_MIN = 0.8, 0.5, 1.6, 0.75
+NIGHT_MIN, EXPERIMENT_MIN, GAIN_MIN, ROUND_MIN = 0.6, 0.4, 1.3, 0.6
 """What they take about on two idle cores."""
 Figures = dict[str, Any]
 
@@ -228,7 +228,8 @@ def line(night: str, row: Figures) -> str:
 
 def figures_of(night: Night, out: Path, gguf: Path, size: Size, busy: bool) -> Figures:
     """The night's figures, played unless `out` has them already."""
-    path = out / f"night-{night.name}-{len(night.experiments)}.json"
+    kind = f"{len(night.experiments)}-{size.name}" + "-busy" * busy
+    path = out / f"night-{night.name}-{kind}.json"
     if path.exists():
         figures = dict(json.loads(path.read_text()))
         print("\n".join(line(night.name, row) for row in figures["experiments"]), flush=True)

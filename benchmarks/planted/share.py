@@ -47,7 +47,7 @@ async def measure(host: Rig, rounds: Sequence[int], size: Size, out: Path) -> No
                     for run in range(RUNS)
                 ]
                 seen[f"{share:.4f}"] = _means(results)
-            path_of(out, number).write_text(json.dumps(seen, indent=1))
+            path_of(out, number, size).write_text(json.dumps(seen, indent=1))
             print(f"share    round {number}: {_line(seen)}", flush=True)
 
 
@@ -68,20 +68,20 @@ def _line(seen: Figures) -> str:
     return ", ".join(parts)
 
 
-def path_of(out: Path, number: int) -> Path:
+def path_of(out: Path, number: int, size: Size) -> Path:
     """Where a round is kept."""
-    return out / f"share-{number:02}.json"
+    return out / f"share-{number:02}-{size.name}.json"
 
 
 def measured(rounds: int, size: Size, out: Path, scratch: Path, gguf: Path) -> Iterator[Figures]:
     """What each share costs by both witnesses, measured unless `out` has the rounds already; fractions."""
-    missing = [number for number in range(1, rounds + 1) if not path_of(out, number).exists()]
+    missing = [number for number in range(1, rounds + 1) if not path_of(out, number, size).exists()]
     if missing:
         with rig(scratch, gguf, program()) as host:
             host.start_server(*FLAGS.split())
             asyncio.run(measure(host, missing, size, out))
         shutil.rmtree(scratch)
-    seen = [json.loads(path_of(out, number).read_text()) for number in range(1, rounds + 1)]
+    seen = [json.loads(path_of(out, number, size).read_text()) for number in range(1, rounds + 1)]
     for share in SHARES[1:]:
         yield {"share": share, "rounds": rounds, **_lost(seen, share, "log_tok_s"), **_lost(seen, share, "log_cpu")}
 

@@ -204,7 +204,7 @@ def test_lines_call_a_false_keep_and_a_missed_gain_by_their_name() -> None:
 
 def test_nights_that_are_there_are_not_played_again(tmp_path: Path) -> None:
     told = night_of("aa", row(0.0, False), row(0.0, False))
-    (tmp_path / "night-aa-2.json").write_text(json.dumps(told))
+    (tmp_path / "night-aa-2-8x32.json").write_text(json.dumps(told))
     command = [sys.executable, str(PROJECT / "benchmarks" / "real_night.py"), "--only", "aa", "--no-ops", "2"]
     done = subprocess.run([*command, "--out", str(tmp_path), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
