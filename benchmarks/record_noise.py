@@ -13,12 +13,14 @@ import asyncio
 import json
 import math
 import platform
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -279,9 +281,14 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Records what is missing, prints tables, merges."""
     options = parse_options()
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the server is ended then, too
     settings = settings_of(options)
     with tempfile.TemporaryDirectory(prefix="noise-") as scratch:
         out = (options.out or Path(scratch) / "out").resolve()
@@ -310,4 +317,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("record_noise: interrupted; no process is left, finished launches are kept with --out")
