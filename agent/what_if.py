@@ -8,6 +8,7 @@ there is no verdict, and none is made up.
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -117,7 +118,8 @@ def changed_config(config: SessionConfig, wishes: Mapping[str, str]) -> SessionC
     for path, values in sections.items():
         before = config.workload.guards if path == ("workload", "guards") else getattr(config, path[0])
         try:
-            valid[path] = SECTIONS[path].model_validate({**before.model_dump(), **values}, strict=True)
+            text = json.dumps({**before.model_dump(mode="json"), **values}, default=str)
+            valid[path] = SECTIONS[path].model_validate_json(text, strict=True)
         except ValidationError as error:
             problems += validation_problems(error, path, SessionConfig)
     changed = _with(config, valid)

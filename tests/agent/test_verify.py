@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sqlite3
@@ -21,11 +20,9 @@ from agent.validity import AFTERWARDS, QUIET
 from agent.verify import Audit, Check, Kind, Result, verify
 from state.models import MeasurementStatus, Outcome, Verdict, digest
 from state.store import Store
-from tests.agent.sessions import finished
-from tests.agent.sim import CONFIG, ONE_POINT, SCENARIO, Listed, flag, sim_session
+from tests.agent.sessions import FASTER, disturbed, finished, late, noise, traffic
+from tests.agent.sim import ONE_POINT, SCENARIO, Listed, flag, sim_session
 from tests.agent.test_loop import Killed
-
-FASTER = flag("--threads", "2")
 
 
 @pytest.fixture(scope="module")
@@ -143,27 +140,6 @@ async def test_it_is_the_same_after_a_stop_in_the_middle_of_a_run(tmp_path: Path
     assert_clean(tmp_path / "state.db")
 
 
-def disturbed(folder: Path, begin: str, end: str, change: Callable[[Runner, bool], None]) -> Path:
-    """A session in which something is wrong on the host between two points."""
-
-    def point(name: str) -> None:
-        if name in (begin, end):
-            change(runner, name == begin)
-
-    with sim_session(folder, FASTER, config=ONE_POINT, fault=point) as runner:
-        assert asyncio.run(runner.run()) == 0
-    return folder / "state.db"
-
-
-def noise(runner: Runner, on: bool) -> None:
-    runner.target.scenario = SCENARIO.model_copy(update={"foreign_cores": 1.0 if on else 0.0})  # type: ignore[attr-defined]
-
-
-def traffic(runner: Runner, on: bool) -> None:
-    path = runner.store.path.parent / "world" / "world.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "traffic": int(on)}))
-
-
 def reasons(path: Path, run: str) -> tuple[str, ...]:
     with Store.read(path) as store:
         return next(m.reasons for m in store.measurements(store.latest_session().id) if m.id == run)
@@ -191,11 +167,6 @@ def test_a_session_that_gave_up_on_a_noisy_host_is_the_same(tmp_path: Path) -> N
 
 
 def test_a_verdict_for_want_of_time_is_the_same(tmp_path: Path) -> None:
-    def late(runner: Runner, on: bool) -> None:
-        """A night passes at once."""
-        before = runner.store.clock
-        runner.store.clock = lambda: before() + CONFIG.policy.budget.time_s * on
-
     path = disturbed(tmp_path, "M6:collected", "end:closed", late)
     assert "the time budget of 28800 s is used up" in verdicts(path)[FASTER.id].reason
     assert_clean(path)
