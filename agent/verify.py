@@ -14,18 +14,21 @@ from importlib.metadata import version
 from pydantic import ValidationError
 
 from agent.config import SessionConfig
-from agent.decisions import Ids, after_close_out, after_verdict
-from agent.evidence import CLOSE_OUT, comparison_of
+from agent.decisions import Ids, consequences
+from agent.evidence import comparison_of
 from agent.remeasured import remeasured
 from agent.verdicts import final_verdict, scope
 from state import events as ev
 from state.differences import ABSENT, Difference, changed_rows, differences
+from state.errors import StoreDamaged
 from state.models import DecisionKind, Frozen, Role, Verdict, digest
 from state.projection import TABLES
 from state.scratch import Scratch
 from state.store import Store, StoredEvent
 
-FOLLOWS = frozenset({DecisionKind.KEEP, DecisionKind.VOID, DecisionKind.BASELINE})
+FOLLOWS = frozenset(
+    {DecisionKind.KEEP, DecisionKind.LEAVE_OUT, DecisionKind.VOID, DecisionKind.BASELINE, DecisionKind.SENTINEL}
+)
 """Decisions that nothing but a verdict leads to."""
 
 
@@ -82,15 +85,18 @@ class Audit(Frozen):
 
 
 def verify(store: Store, session_id: str) -> Audit:
-    """Compute a session again. Raises ConfigError when there is none of that id, StoreDamaged for unreadable rows."""
+    """Compute a session again. Raises ConfigError when there is none of that id, StoreDamaged for unreadable events."""
     with store.snapshot():
         events = store.events(store.session(session_id).id)
         own = [stored for stored in events if stored.session_id == session_id]
-        log = _log(own, store.missing_events())
-        if not own or not isinstance(own[0].event, ev.SessionOpened):
-            return Audit(session=session_id, checks=(log,))
-        tables = list(_tables(store, events, session_id))
-    return Audit(session=session_id, checks=(log, *tables, *_judged(store, session_id, own)))
+        checks = [_log(own, store.missing_events())]
+        if own and isinstance(own[0].event, ev.SessionOpened):
+            try:
+                checks += _judged(store, session_id, own)
+                checks += _tables(store, events, session_id)
+            except StoreDamaged as broken:  # whether the log can have been written like this is what was asked
+                checks.append(Check(kind=Kind.LOG, subject="order", result=Result.DIFFERENT, why=broken.what))
+    return Audit(session=session_id, checks=tuple(checks))
 
 
 def config_of(own: Sequence[StoredEvent]) -> SessionConfig | str:
@@ -159,10 +165,10 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
                 check, instead = _run(event, config, session_id)
                 yield _of_version(check, writer)
             elif isinstance(event, ev.VerdictReached):
-                yield _of_version(_verdict(scratch.store, session_id, config, event.verdict), writer)
+                asked = _of_version(_verdict(scratch.store, session_id, config, event.verdict), writer)
                 check, followers = _followed(scratch.store, session_id, event.verdict, own[place:])
                 explained.update(range(place, place + followers))
-                yield _of_version(check, writer)
+                yield from (asked, _of_version(check, writer, asked))
             elif place not in explained:
                 check_loose = _loose(scratch.store, session_id, own[place - 1].event, event)
                 if check_loose is not None:
@@ -170,8 +176,10 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
             scratch.put(stored, instead)
 
 
-def _of_version(check: Check, writer: str) -> Check:
-    """What another version wrote may differ because the program does: that proves nothing."""
+def _of_version(check: Check, writer: str, cause: Check | None = None) -> Check:
+    """What another version wrote may differ because the program does: that proves nothing. Nor does what follows."""
+    if check.result is Result.DIFFERENT and cause is not None and cause.result is Result.UNVERIFIABLE:
+        return check.model_copy(update={"result": Result.UNVERIFIABLE, "why": cause.why})
     now = version("ratchet-tuner")
     before, after = check.stored, check.recomputed
     other_rules = before is not None and after is not None and {*before.rule} != {*after.rule}
@@ -204,7 +212,11 @@ def _verdict(store: Store, session_id: str, config: SessionConfig | str, stored:
         found = "none" if under_way is None else under_way.experiment.id
         loose = Difference(where="the experiment under way", stored=name, recomputed=found)
         return _checked(Kind.VERDICT, name, [loose]).model_copy(update={"stored": stored})
-    again = final_verdict(store, session_id, config, comparison_of(store, session_id, config, name))
+    try:
+        again = final_verdict(store, session_id, config, comparison_of(store, session_id, config, name))
+    except KeyError as gone:
+        lost = Difference(where="what it rests on", stored=ABSENT, recomputed=str(gone.args[0]))
+        return _checked(Kind.VERDICT, name, [lost]).model_copy(update={"stored": stored})
     differing = differences(stored.model_dump(mode="json"), again.model_dump(mode="json"), tolerant=True)
     return _checked(Kind.VERDICT, name, differing).model_copy(update={"stored": stored, "recomputed": again})
 
@@ -222,10 +234,7 @@ def _followed(store: Store, session_id: str, verdict: Verdict, since: Sequence[S
     except KeyError:
         loose = Difference(where=verdict.experiment_id, stored="judged", recomputed="never begun")
         return _checked(Kind.DECISION, ids.decision, [loose]), 1
-    if verdict.experiment_id == CLOSE_OUT:
-        wanted = after_close_out(row, verdict, ids)
-    else:
-        wanted = after_verdict(row, verdict, store.todos(session_id), ids)
+    wanted = consequences(row, verdict, store.todos(session_id), ids)
     found: list[Difference] = []
     for at, event in enumerate(wanted):
         written = there[at].model_dump(mode="json") if at < len(there) else {}

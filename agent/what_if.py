@@ -24,7 +24,7 @@ from agent.remeasured import remeasured
 from agent.verdicts import verdict_now
 from agent.verify import config_of
 from state import events as ev
-from state.errors import ConfigError
+from state.errors import ConfigError, StoreDamaged
 from state.models import Frozen, Guards, JudgeRule, Outcome, ValidityRule, Verdict
 from state.scratch import Scratch
 from state.store import Store, StoredEvent
@@ -35,8 +35,8 @@ SECTIONS: dict[Section, type[BaseModel]] = {
     ("validity",): ValidityRule,
     ("workload", "guards"): Guards,
 }
-WAITS = frozenset({"validity.quiet_wait_s"})
-"""Keys of these sections that decide how long to wait; nothing that was measured follows from them."""
+PLANS = frozenset({"validity.quiet_wait_s", "judge.sentinel_every"})
+"""Keys of these sections that decide what is done and when; no verdict follows from them."""
 
 
 class Alternative(Frozen):
@@ -71,7 +71,8 @@ class WhatIf(Frozen):
 def what_if(store: Store, session_id: str, wishes: Mapping[str, str]) -> WhatIf:
     """Judge a session's runs again with some keys of its session file changed; values are written as in TOML.
 
-    Raises ConfigError for a key or value that cannot be asked about, or when the session is unknown or too old.
+    Raises ConfigError for a key or value that cannot be asked about, or when the session is unknown or too old;
+    StoreDamaged when events are missing.
     """
     with store.snapshot():
         events = store.events(store.session(session_id).id)
@@ -82,8 +83,12 @@ def what_if(store: Store, session_id: str, wishes: Mapping[str, str]) -> WhatIf:
         raise ConfigError(f"session {session_id} cannot be judged again: {config}", do=do)
     changed = changed_config(config, wishes)
     values = {key: _at(changed, key) for key in wishes}
-    today = {one.experiment: one for one in _Rejudged(store, session_id, config).all(own)}
-    alternatives = [_marked(one, today[one.experiment]) for one in _Rejudged(store, session_id, changed).all(own)]
+    try:
+        today = {one.experiment: one for one in _Rejudged(store, session_id, config).all(own)}
+        alternatives = [_marked(one, today[one.experiment]) for one in _Rejudged(store, session_id, changed).all(own)]
+    except KeyError as gone:
+        what = f"{store.path} cannot be judged again: {gone.args[0]} is missing in it"
+        raise StoreDamaged(what, do="`replay --verify` names all that is wrong with it") from gone
     return WhatIf(session=session_id, changed=values, alternatives=tuple(alternatives))
 
 
@@ -137,12 +142,12 @@ def changed_config(config: SessionConfig, wishes: Mapping[str, str]) -> SessionC
 def askable() -> list[str]:
     """Every key of the session file that may be changed."""
     keys = [f"{'.'.join(path)}.{name}" for path, model in SECTIONS.items() for name in model.model_fields]
-    return [key for key in keys if key not in WAITS]
+    return [key for key in keys if key not in PLANS]
 
 
 def _unknown(key: str) -> str:
-    if key in WAITS:
-        return "decides how long to wait, so nothing that was measured follows from it"
+    if key in PLANS:
+        return "decides what is measured and when, so no verdict follows from it"
     names = {other.rpartition(".")[2]: other for other in askable()}
     meant = difflib.get_close_matches(key.rpartition(".")[2], names, n=1, cutoff=0.6)
     guess = f' (did you mean "{names[meant[0]]}"?)' if meant else ""

@@ -5,12 +5,15 @@ So a question can be asked as of then: between two events the scratch store is w
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from types import TracebackType
 
 from sqlite_utils import Database
+from sqlite_utils.db import NotFoundError
 
 from state import events as ev
+from state.database import damaged
 from state.migrations import migrations
 from state.projection import project
 from state.store import Store, StoredEvent
@@ -38,16 +41,16 @@ class Scratch:
         self._now = at
 
     def put(self, stored: StoredEvent, instead: ev.Event | None = None) -> None:
-        """Let an event happen at its own time and place in the log, or another one `instead` of it."""
+        """Let an event happen at its own time and place in the log, or another one `instead` of it.
+
+        Raises StoreDamaged for an event that cannot follow those before it: some are missing, or one is there twice.
+        """
         self.stand_at(stored.at)
         event = instead or stored.event
-        self.store.db.table("events").insert(
-            {
-                "seq": stored.seq,
-                "session_id": stored.session_id,
-                "at": stored.at,
-                "kind": event.kind,
-                "body": event.model_dump_json(),
-            }
-        )
-        project(self.store.db, stored.session_id, stored.at, event)
+        row = {"seq": stored.seq, "session_id": stored.session_id, "at": stored.at, "kind": event.kind}
+        try:
+            self.store.db.table("events").insert({**row, "body": event.model_dump_json()})
+            project(self.store.db, stored.session_id, stored.at, event)
+        except (sqlite3.IntegrityError, NotFoundError) as error:
+            what = f"event {stored.seq} ({event.kind}) cannot follow the events before it: {error}"
+            raise damaged(self.store.path, what) from error

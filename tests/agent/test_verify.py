@@ -327,6 +327,22 @@ def test_a_log_without_its_beginning_is_named(own: Path) -> None:
     assert "first event of the session: stored spec-seen, recomputed session-opened" in line
 
 
+def test_a_log_that_cannot_have_been_written_like_this_is_named(own: Path) -> None:
+    opened = "kind = 'measurement-opened' AND json_extract(body, '$.measurement.id') = 'M8'"
+    spoil(own, *EVENTS, f"DELETE FROM events WHERE {opened}")
+    first, *_, last = found(audit_of(own))
+    assert first.startswith("event log all events: different  event ")
+    assert "(measurement-closed) cannot follow the events before it" in last
+
+
+def test_a_verdict_on_a_launch_that_is_gone_is_named(own: Path) -> None:
+    spoil(own, *EVENTS, "DELETE FROM events WHERE json_extract(body, '$.trial.id') = 'T1'")
+    said = found(audit_of(own))
+    assert any(
+        line.startswith("verdict ") and "what it rests on: stored absent, recomputed T1" in line for line in said
+    )
+
+
 # --- what cannot be told again ---
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from agent.evidence import BASELINE, CLOSE_OUT
 from agent.what_if import Alternative, WhatIf, askable, changed_config, what_if
-from state.errors import ConfigError
+from state.errors import ConfigError, StoreDamaged
 from state.models import Outcome
 from state.store import Store
 from tests.agent.sessions import FASTER, disturbed, finished, late, noise, traffic
@@ -93,6 +96,11 @@ def test_several_keys_are_changed_together(database: Path) -> None:
     assert rows(found)["threads-2"].differs
 
 
+def test_a_key_that_holds_tables_is_written_as_in_the_file(database: Path) -> None:
+    slo = '[{ metric = "tpot", percentile = "p50", max_ms = 1.0 }]'
+    assert rows(asked(database, workload__guards__slo=slo))["threads-2"].differs
+
+
 def test_a_run_that_would_count_is_counted(tmp_path: Path) -> None:
     path = disturbed(tmp_path, "M6/run:after-outcome", "M6:collected", noise)
     found = rows(asked(path, validity__max_foreign_cpu_cores="2"))
@@ -109,6 +117,16 @@ def test_runs_that_would_not_count_make_a_verdict_invalid(tmp_path: Path) -> Non
     assert "M1 would be invalid" in one.why
 
 
+def test_a_log_with_holes_is_not_judged(database: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy2(database, tmp_path / "state.db"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TRIGGER events_are_never_deleted")
+        connection.execute("DELETE FROM events WHERE json_extract(body, '$.trial.id') = 'T1'")
+    with pytest.raises(StoreDamaged) as refused:
+        asked(path, judge__minimal_effect="0.5")
+    assert "T1 is missing" in refused.value.what
+
+
 # --- what cannot be asked ---
 
 WRONG = [
@@ -117,7 +135,9 @@ WRONG = [
     pytest.param("judge.max_steal_share", "0.1", '(did you mean "validity.max_steal_share"?)', id="other section"),
     pytest.param("seed", "2", "cannot be changed", id="another key"),
     pytest.param("policy.budget.time", '"1h"', "keys under judge, validity, workload.guards can", id="policy"),
-    pytest.param("validity.quiet_wait_s", "1", "decides how long to wait", id="waiting"),
+    pytest.param("validity.quiet_wait_s", "1", "decides what is measured and when", id="waiting"),
+    pytest.param("judge.sentinel_every", "1", "decides what is measured and when", id="sentinels"),
+    pytest.param("workload.guards.slo", '[{ metric = "ttft", max = 5 }]', "slo[0].max_ms: is missing", id="table"),
     pytest.param("judge.minimal_effect", "5%", "expected a value as in a session file, got 5%", id="no TOML"),
     pytest.param("judge.minimal_effect", '"0.1"', "expected a valid number", id="text"),
     pytest.param("judge.minimal_effect", "2", "expected less than 1, got 2", id="too large"),
