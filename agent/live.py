@@ -20,7 +20,7 @@ from rich.text import Text
 
 from agent.evidence import BUILT_IN
 from agent.selftest import ENOUGH, SelfTest
-from agent.verify import Audit, Check, Kind, Result
+from agent.verify import Audit, Kind, Result
 from agent.what_if import WhatIf
 from state import events as ev
 from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoStatus, Verdict
@@ -251,9 +251,8 @@ def audit_tables(audit: Audit) -> Iterator[Table]:
     rest = Table(box=None, padding=(0, 1))
     for name in ("", "", "what"):
         rest.add_column(name, overflow="fold")
-    for check in audit.checks:
-        for line in _remarks(check):
-            rest.add_row(check.kind, check.subject, Text(line), style=_RESULTS[check.result])
+    for (kind, what, result), subjects in _remarks(audit).items():
+        rest.add_row(kind, ", ".join(subjects), Text(what), style=_RESULTS[result])
     if rest.row_count:
         yield rest
 
@@ -264,12 +263,20 @@ def _said(verdict: Verdict | None) -> tuple[str, str]:
     return verdict.outcome, verdict.objective.percent if verdict.objective is not None else "–"
 
 
-def _remarks(check: Check) -> Iterator[str]:
-    if check.result is not Result.SAME:
-        yield f"{check.result}{f': {check.why}' if check.why else ''}"
-    yield from map(str, check.differences)
-    if check.trusted:
-        yield f"taken on trust: {'; '.join(check.trusted)}"
+def _remarks(audit: Audit) -> dict[tuple[Kind, str, Result], list[str]]:
+    """What is to be said, and of which runs, verdicts or tables; what can't be verified is not told value by value."""
+    found: dict[tuple[Kind, str, Result], list[str]] = {}
+    for check in audit.checks:
+        said = []
+        if check.result is Result.UNVERIFIABLE:
+            said = [f"{check.result}: {check.why}" + "; it differs (--json tells where)" * bool(check.differences)]
+        elif check.result is Result.DIFFERENT:
+            said = [check.why, *map(str, check.differences)]
+        if check.trusted:
+            said.append(f"taken on trust: {'; '.join(check.trusted)}")
+        for line in filter(None, said):
+            found.setdefault((check.kind, line, check.result), []).append(check.subject)
+    return found
 
 
 _RESULTS = {Result.SAME: "", Result.DIFFERENT: "bold red", Result.UNVERIFIABLE: "yellow"}

@@ -214,9 +214,9 @@ class _Rejudged:
         rule = self.config.validity
         again = remeasured(taken, event.raw, f"{self.session_id}-{taken.id}", self.config.workload, rule)
         if again.unread:
-            self.notes[taken.id] = f"stays {taken.status}, for its result cannot be read again"
+            self.notes[taken.id] = "as written, for the result cannot be read again"
         elif again.measurement.status is not taken.status:
-            self.notes[taken.id] = f"would be {again.measurement.status}"
+            self.notes[taken.id] = f"{again.measurement.status} under the rule"
         return event.model_copy(update={"measurement": again.measurement})
 
     def _judged(self, now: Store, event: ev.VerdictReached) -> tuple[Alternative, ev.VerdictReached]:
@@ -237,7 +237,9 @@ class _Rejudged:
             why = verdict.reason
         if runs < len(own):
             why += f"; known after {runs} of its {len(own)} runs"
-        why += "".join(f"; {taken.id} {self.notes[taken.id]}" for taken in own if taken.id in self.notes)
+        noted = [self.notes[taken.id] for taken in own if taken.id in self.notes]
+        for note in dict.fromkeys(noted):
+            why += f"; {note}: {', '.join(taken.id for taken in own if self.notes.get(taken.id) == note)}"
         alternative = Alternative(
             experiment=stored.experiment_id,
             decided=stored.outcome,
