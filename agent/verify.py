@@ -64,7 +64,7 @@ class Check(Frozen):
 
 
 class Audit(Frozen):
-    """All checks of one session, in the order in which things happened."""
+    """All checks of one session: its log, what happened in its order, the tables."""
 
     session: str
     checks: tuple[Check, ...]
@@ -129,18 +129,12 @@ def _log(own: Sequence[StoredEvent], missing: Sequence[int]) -> Check:
 
 
 def _tables(store: Store, events: Sequence[StoredEvent], session_id: str) -> Iterator[Check]:
-    """Each table is the fold of the events, and each configuration is called by its fingerprint."""
+    """Each table is the fold of the events."""
     with Scratch(store.path) as scratch:
         for stored in events:
             scratch.put(stored)
         for table in TABLES:
             yield _checked(Kind.TABLE, table, changed_rows(store, scratch.store, table, session_id))
-        for stored in events:
-            if isinstance(stored.event, ev.SpecSeen) and stored.session_id == session_id:
-                written, spec = stored.event.fingerprint, stored.event.spec
-                found = differences(written, spec.fingerprint, f"event {stored.seq}, fingerprint")
-                if found:
-                    yield _checked(Kind.LOG, f"configuration {written}", found)
 
 
 def _checked(kind: Kind, subject: str, found: Sequence[Difference]) -> Check:
@@ -153,7 +147,8 @@ def _checked(kind: Kind, subject: str, found: Sequence[Difference]) -> Check:
 
 def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterator[Check]:
     """Go through the session event by event, with the runs as their raw results tell them."""
-    config, writer = config_of(own), ""
+    config = config_of(own)
+    writer = next((e.event.version for e in own if isinstance(e.event, ev.AgentAttached)), version("ratchet-tuner"))
     explained: set[int] = set()
     with Scratch(store.path) as scratch:
         for place, stored in enumerate(own):
@@ -161,6 +156,9 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
             event = instead = stored.event
             if isinstance(event, ev.AgentAttached):
                 writer = event.version
+            elif isinstance(event, ev.SpecSeen) and event.fingerprint != event.spec.fingerprint:
+                other = differences(event.fingerprint, event.spec.fingerprint, f"event {stored.seq}, fingerprint")
+                yield _of_version(_checked(Kind.LOG, f"configuration {event.fingerprint}", other), writer)
             elif isinstance(event, ev.MeasurementClosed):
                 check, instead = _run(event, config, session_id)
                 yield _of_version(check, writer)
@@ -170,9 +168,7 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
                 explained.update(range(place, place + followers))
                 yield from (asked, _of_version(check, writer, asked))
             elif place not in explained:
-                check_loose = _loose(scratch.store, session_id, own[place - 1].event, event)
-                if check_loose is not None:
-                    yield check_loose
+                yield from _loose(scratch.store, session_id, own[place - 1].event, event)
             scratch.put(stored, instead)
 
 
@@ -242,20 +238,19 @@ def _followed(store: Store, session_id: str, verdict: Verdict, since: Sequence[S
     return _checked(Kind.DECISION, ids.decision, found), len(wanted)
 
 
-def _loose(store: Store, session_id: str, before: ev.Event, event: ev.Event) -> Check | None:
+def _loose(store: Store, session_id: str, before: ev.Event, event: ev.Event) -> Iterator[Check]:
     """What moves a role or keeps something although no verdict asks for it."""
     if isinstance(event, ev.DecisionMade):
         made = event.decision
         returns = made.kind is DecisionKind.REVERT and made.subject == session_id
         if made.kind in FOLLOWS or (made.kind is DecisionKind.REVERT and not returns):
             unasked = Difference(where=made.kind, stored=made.subject, recomputed="no verdict asks for it")
-            return _checked(Kind.DECISION, made.id, [unasked])
+            yield _checked(Kind.DECISION, made.id, [unasked])
     if isinstance(event, ev.RoleSet):
         allowed = _may_be(store, session_id, before, event.role)
         if event.fingerprint != allowed:
             subject = f"role {event.role}"
-            return _checked(Kind.DECISION, subject, differences(event.fingerprint, allowed or ABSENT, subject))
-    return None
+            yield _checked(Kind.DECISION, subject, differences(event.fingerprint, allowed or ABSENT, subject))
 
 
 def _may_be(store: Store, session_id: str, before: ev.Event, role: Role) -> str | None:

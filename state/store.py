@@ -223,7 +223,10 @@ class Store:
 
     def missing_events(self) -> list[int]:
         """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
-        rows = self._rows("SELECT seq, lag(seq, 1, 0) OVER (ORDER BY seq) AS before FROM events")
+        rows = self._rows(
+            "SELECT seq, lag(seq, 1, 0) OVER (ORDER BY seq) AS before FROM"
+            " (SELECT seq FROM events UNION ALL SELECT seq + 1 FROM sqlite_sequence WHERE name = 'events')"
+        )
         return [row["before"] + 1 for row in rows if row["seq"] != row["before"] + 1]
 
     def sessions(self) -> list[SessionRow]:

@@ -51,7 +51,12 @@ def test_a_whole_log_lacks_nothing_and_a_gap_is_seen(tmp_path: Path) -> None:
         connection.execute("DROP TRIGGER events_are_never_deleted")
         connection.execute("DELETE FROM events WHERE seq IN (1, 4, 5)")
     with Store.read(path) as store:
+        last = store.db.execute("SELECT max(seq) FROM events").fetchone()[0]
         assert store.missing_events() == [1, 4]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM events WHERE seq = ?", [last])
+    with Store.read(path) as store:
+        assert store.missing_events() == [1, 4, last]
 
 
 def test_a_snapshot_does_not_see_what_is_written_meanwhile(tmp_path: Path) -> None:
