@@ -209,10 +209,11 @@ def _verdict(store: Store, session_id: str, config: SessionConfig | str, stored:
         loose = Difference(where="the experiment under way", stored=name, recomputed=found)
         return _checked(Kind.VERDICT, name, [loose]).model_copy(update={"stored": stored})
     try:
-        again = final_verdict(store, session_id, config, comparison_of(store, session_id, config, name))
+        comparison = comparison_of(store, session_id, config, name)
     except KeyError as gone:
         lost = Difference(where="what it rests on", stored=ABSENT, recomputed=str(gone.args[0]))
         return _checked(Kind.VERDICT, name, [lost]).model_copy(update={"stored": stored})
+    again = final_verdict(store, session_id, config, comparison)
     differing = differences(stored.model_dump(mode="json"), again.model_dump(mode="json"), tolerant=True)
     return _checked(Kind.VERDICT, name, differing).model_copy(update={"stored": stored, "recomputed": again})
 

@@ -19,7 +19,7 @@ from agent.config import SessionConfig
 from agent.config_checks import contradictions
 from agent.config_problems import Problem, shown_path, unwanted_values, validation_problems
 from agent.evidence import comparison_of
-from agent.judge import assess, close
+from agent.judge import Comparison, assess, close
 from agent.remeasured import remeasured
 from agent.verdicts import verdict_now
 from agent.verify import config_of
@@ -83,12 +83,8 @@ def what_if(store: Store, session_id: str, wishes: Mapping[str, str]) -> WhatIf:
         raise ConfigError(f"session {session_id} cannot be judged again: {config}", do=do)
     changed = changed_config(config, wishes)
     values = {key: _at(changed, key) for key in wishes}
-    try:
-        today = {one.experiment: one for one in _Rejudged(store, session_id, config).all(own)}
-        alternatives = [_marked(one, today[one.experiment]) for one in _Rejudged(store, session_id, changed).all(own)]
-    except KeyError as gone:
-        what = f"{store.path} cannot be judged again: {gone.args[0]} is missing in it"
-        raise StoreDamaged(what, do="`replay --verify` names all that is wrong with it") from gone
+    today = {one.experiment: one for one in _Rejudged(store, session_id, config).all(own)}
+    alternatives = [_marked(one, today[one.experiment]) for one in _Rejudged(store, session_id, changed).all(own)]
     return WhatIf(session=session_id, changed=values, alternatives=tuple(alternatives))
 
 
@@ -105,20 +101,7 @@ def _marked(alternative: Alternative, unchanged: Alternative) -> Alternative:
 
 def changed_config(config: SessionConfig, wishes: Mapping[str, str]) -> SessionConfig:
     """The configuration with some keys changed, checked like a session file; ConfigError names all that is wrong."""
-    problems: list[Problem] = []
-    sections: dict[Section, dict[str, Any]] = {}
-    for key, text in wishes.items():
-        section, _, name = key.rpartition(".")
-        if key not in askable():
-            problems.append(Problem((key,), _unknown(key)))
-            continue
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            problems.append(Problem((key,), f"expected a value as in a session file, got {text}"))
-            continue
-        problems += unwanted_values(value, (key,))
-        sections.setdefault(tuple(section.split(".")), {})[name] = value
+    sections, problems = _sections(wishes)
     valid: dict[Section, BaseModel] = {}
     for path, values in sections.items():
         before = config.workload.guards if path == ("workload", "guards") else getattr(config, path[0])
@@ -137,6 +120,25 @@ def changed_config(config: SessionConfig, wishes: Mapping[str, str]) -> SessionC
             do="give KEY=VALUE with a key and a value that a session file may have there",
         )
     return changed
+
+
+def _sections(wishes: Mapping[str, str]) -> tuple[dict[Section, dict[str, Any]], list[Problem]]:
+    """The wished values by section, and what is wrong with the others."""
+    sections: dict[Section, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    for key, text in wishes.items():
+        if key not in askable():
+            problems.append(Problem((key,), _unknown(key)))
+            continue
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            problems.append(Problem((key,), f"expected a value as in a session file, got {text}"))
+            continue
+        problems += unwanted_values(value, (key,))
+        section, _, name = key.rpartition(".")
+        sections.setdefault(tuple(section.split(".")), {})[name] = value
+    return sections, problems
 
 
 def askable() -> list[str]:
@@ -204,9 +206,16 @@ class _Rejudged:
     def _ask(self, now: Store) -> None:
         under_way = now.open_comparison(self.session_id)
         if self.spoken is None and under_way is not None:
-            comparison = comparison_of(now, self.session_id, self.config, under_way.experiment.id)
+            comparison = self._comparison(now, under_way.experiment.id)
             verdict = verdict_now(now, self.session_id, self.config, comparison)
             self.spoken = None if verdict is None else (verdict, len(comparison.own))
+
+    def _comparison(self, now: Store, experiment_id: str) -> Comparison:
+        try:
+            return comparison_of(now, self.session_id, self.config, experiment_id)
+        except KeyError as gone:
+            what = f"{experiment_id} cannot be judged again: {gone.args[0]} is missing in {self.store.path}"
+            raise StoreDamaged(what, do="`replay --verify` names all that is wrong with it") from gone
 
     def _recounted(self, event: ev.MeasurementClosed) -> ev.MeasurementClosed:
         """The end of a run with the status that it has under the rule."""
@@ -225,7 +234,7 @@ class _Rejudged:
         Outcome and parent stay those of then: the next experiment was measured against what served.
         """
         stored = event.verdict
-        comparison = comparison_of(now, self.session_id, self.config, stored.experiment_id)
+        comparison = self._comparison(now, stored.experiment_id)
         own = comparison.own
         verdict, runs = self.spoken or (verdict_now(now, self.session_id, self.config, comparison), len(own))
         self.spoken = None
