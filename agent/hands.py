@@ -12,7 +12,7 @@ from agent.config import SessionConfig
 from agent.evidence import ABANDONED
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
-from agent.validity import COLLAPSED, TRAFFIC, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -275,9 +275,9 @@ class Hands:
         serving = await self.target.serving()
         traffic = await self.target.foreign_traffic()
         if traffic is not None:
-            reasons = (*reasons, f"{TRAFFIC}: {traffic} right after the run")
+            reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:
-            reasons = (*reasons, "the server that was measured no longer serves")
+            reasons = (*reasons, GONE)
         if collapse is not None:
             reasons = (COLLAPSED, collapse)
         closed = taken.model_copy(

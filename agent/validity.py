@@ -10,11 +10,18 @@ from state.models import LoadPoint, Measurement, MeasurementStatus, Metrics, Tel
 QUIET = "noisy host"
 TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
+AFTERWARDS = "right after the run"
+GONE = "the server that was measured no longer serves"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
     """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC."""
     return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
+
+
+def seen_outside(reason: str) -> bool:
+    """Whether a reason was seen on the host beside the run: no figure of the run can tell it again."""
+    return reason == GONE or (reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS))
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:

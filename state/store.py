@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlite_utils import Database
 
@@ -78,6 +78,15 @@ class ComparisonRow(Frozen):
     parent: str
     candidate: str
     epoch: int
+
+
+class StoredEvent(NamedTuple):
+    """One event as it was written: its place in the log, its session and its time (Unix seconds)."""
+
+    seq: int
+    session_id: str
+    at: float
+    event: ev.Event
 
 
 class EffectRow(Frozen):
@@ -186,6 +195,39 @@ class Store:
         return f"{prefix}{count + 1}"
 
     # --- reading -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All reads in the block see one moment, whatever a running session writes meanwhile."""
+        with story(self.path):
+            self.db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.db.execute("ROLLBACK")
+
+    def events(self, session_id: str) -> list[StoredEvent]:
+        """The session's events in order, with every session's `spec-seen`: configurations are shared by all."""
+        rows = self._rows(
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? OR kind = 'spec-seen' ORDER BY seq",
+            session_id,
+        )
+        return self._parsed(_event, rows)
+
+    def rows(self, table: str, session_id: str) -> dict[str, dict[str, Any]]:
+        """A session's rows of a table as they stand there, by key; `specs` belong to all sessions."""
+        column = {"sessions": "id", "specs": "NULL"}.get(table, "session_id")
+        rows = self._rows(f"SELECT * FROM {table} WHERE ifnull({column} = ?, true)", session_id)
+        keys = [key for key in self.db.table(table).pks if key != "session_id"]
+        return {" ".join(str(row[key]) for key in keys): row for row in rows}
+
+    def missing_events(self) -> list[int]:
+        """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
+        rows = self._rows(
+            "SELECT seq, lag(seq, 1, 0) OVER (ORDER BY seq) AS before FROM"
+            " (SELECT seq FROM events UNION ALL SELECT seq + 1 FROM sqlite_sequence WHERE name = 'events')"
+        )
+        return [row["before"] + 1 for row in rows if row["seq"] != row["before"] + 1]
 
     def sessions(self) -> list[SessionRow]:
         """All sessions, oldest first."""
@@ -349,6 +391,10 @@ def _todo(row: dict[str, Any]) -> Todo:
 def _finding(row: dict[str, Any]) -> Finding:
     evidence = tuple(json.loads(row["evidence"]))
     return Finding(id=row["id"], statement=row["statement"], evidence=evidence, scope=row["scope"])
+
+
+def _event(row: dict[str, Any]) -> StoredEvent:
+    return StoredEvent(row["seq"], row["session_id"], row["at"], ev.EVENT.validate_json(row["body"]))
 
 
 def _effect(row: dict[str, Any]) -> EffectRow:

@@ -24,16 +24,14 @@ from state.models import (
     Failure,
     Frozen,
     LaunchSpec,
-    Metrics,
     ProcessId,
-    Summary,
-    Telemetry,
-    digest,
 )
+from tools.benches import builtin
 from tools.diagnose import Action
 from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
+CORES = 4
 
 
 class SimEffect(Frozen):
@@ -134,7 +132,7 @@ class SimulatedTarget:
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(
-            cores=4,
+            cores=CORES,
             mem_available_mb=8192,
             gpus=0,
             known_flags=self.scenario.known_flags,
@@ -250,7 +248,7 @@ class SimulatedTarget:
         rate = self.true_tok_s(LaunchSpec.model_validate(run["spec"]), request.point.name)
         rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
         rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
-        return _result(request, rate, self.scenario.foreign_cores)
+        return _result(key, request, rate, self.scenario.foreign_cores)
 
     async def stop_run(self, key: str) -> None:
         """End it now."""
@@ -329,27 +327,44 @@ class SimulatedTarget:
             log.write(" ".join(words) + "\n")
 
 
-def _result(request: RunRequest, rate: float, foreign_cores: float) -> RunResult:
+def _result(key: str, request: RunRequest, rate: float, foreign_cores: float) -> RunResult:
+    """What the benchmark client would have left, read as that is read."""
     point = request.point
     tokens = point.requests * point.output_tokens
+    streams = min(point.concurrency, point.requests)
     tpot = 1000 * point.concurrency / rate
-    latency = Summary(mean=tpot, p50=tpot, p90=1.2 * tpot, p99=1.5 * tpot)
-    metrics = Metrics(
-        requested=point.requests,
-        completed=point.requests,
-        failed=0,
-        duration_s=tokens / rate,
-        prompt_tokens=point.requests * point.prompt_tokens,
-        output_tokens=tokens,
-        output_tok_s=rate,
-        requests_s=rate / point.output_tokens,
-        ttft_ms=latency,
-        tpot_ms=latency,
-        itl_ms=latency,
-        e2e_ms=Summary(mean=tpot * point.output_tokens),
-        peak_concurrency=min(point.concurrency, point.requests),
-        mean_concurrency=float(min(point.concurrency, point.requests)),
-        server_output_tokens=tokens,
-    )
-    telemetry = Telemetry(foreign_cpu_cores=foreign_cores, steal_share=0.0)
-    return RunResult(metrics=metrics, telemetry=telemetry, raw={"simulated": digest(metrics.model_dump(mode="json"))})
+    latency = {"mean": tpot, "p50": tpot, "p90": 1.2 * tpot, "p99": 1.5 * tpot}
+    raw = {
+        "run_id": key,
+        "requested": point.requests,
+        "completed": point.requests,
+        "failed": 0,
+        "failures": {},
+        "short_outputs": 0,
+        "duration_s": tokens / rate,
+        "prompt_tokens": point.requests * point.prompt_tokens,
+        "output_tokens": tokens,
+        "cached_tokens": None,
+        "output_tok_s": rate,
+        "total_tok_s": None,
+        "requests_s": rate / point.output_tokens,
+        "ttft_ms": latency,
+        "tpot_ms": latency,
+        "itl_ms": latency,
+        "e2e_ms": {"mean": tpot * point.output_tokens},
+        "peak_concurrency": streams,
+        "mean_concurrency": float(streams),
+        "client": {},
+        "stopped_early": None,
+        "error": None,
+        "server_counters": {"llamacpp:tokens_predicted_total": tokens},
+        "telemetry": {
+            "cores": CORES,
+            "foreign_cpu_cores": {"mean": foreign_cores, "max": foreign_cores},
+            "steal_cores": {"mean": 0.0},
+            "server_cpu_cores": None,
+            "mem_available_mb_min": None,
+            "server_rss_mb_max": None,
+        },
+    }
+    return builtin.parse(json.dumps(raw).encode(), key)

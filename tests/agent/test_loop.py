@@ -10,6 +10,7 @@ import pytest
 
 from agent.inbox import ask_to_stop
 from agent.session import Runner
+from agent.verify import Result, verify
 from state.errors import ForeignChange, NeedsHuman
 from state.models import Experiment, MeasurementStatus, Outcome, Role, SessionStatus, TodoStatus
 from state.projection import TABLES, fold
@@ -46,7 +47,7 @@ def outcomes(runner: Runner) -> dict[str, Outcome]:
 
 
 def assert_consistent(runner: Runner) -> None:
-    """Invariants of every end: tables fold, effects closed, no run or launch twice, known-good serves."""
+    """Invariants of every end: tables fold, effects closed, no run or launch twice, each verdict computed again."""
     store, sid = runner.store, runner.session_id
     again = fold(store.db)
     for table in TABLES:
@@ -58,6 +59,7 @@ def assert_consistent(runner: Runner) -> None:
     valid = [m for m in store.measurements(sid) if m.status is MeasurementStatus.VALID]
     cells = Counter((m.experiment_id, m.arm, m.block, m.run, m.load_point) for m in valid)
     assert [cell for cell, count in cells.items() if count > 1] == []
+    assert [check for check in verify(store, sid).checks if check.result is not Result.SAME] == []
 
 
 async def test_a_whole_session_decides_each_experiment_and_ends_improved(tmp_path: Path) -> None:

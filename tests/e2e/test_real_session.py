@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent.verify import Kind, Result, verify
 from state.models import MeasurementStatus, Role, SessionStatus, TodoStatus
 from state.store import Store
 from tests.e2e.rig import CANARY, FASTER, PROJECT, WITNESSED, Agent, Rig, assert_at_most_one_server, rig
@@ -152,6 +153,15 @@ def test_resume_takes_up_the_very_run_that_was_under_way(killed: Killed) -> None
     told = json.loads((killed.job / "result.json").read_text())
     assert taken.metrics.output_tok_s == told["output_tok_s"]
     assert killed.host.runs().count(killed.job.name) == 1
+
+
+def test_every_verdict_is_computed_again_from_the_clients_own_results(killed: Killed) -> None:
+    with killed.host.store() as store:
+        audit = verify(store, killed.status["session"])
+        known = store.verdicts(killed.status["session"])
+    assert [check for check in audit.checks if check.result is not Result.SAME] == []
+    assert {check.subject for check in audit.checks if check.kind is Kind.VERDICT} == set(known)
+    assert [check for check in audit.checks if check.kind is Kind.RUN and not check.trusted] != []
 
 
 def test_nothing_is_run_or_launched_twice_and_nothing_is_forgotten(killed: Killed) -> None:
