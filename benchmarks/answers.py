@@ -133,8 +133,9 @@ def ask(folder: Path, pid: int, url: str, at_once: int) -> Pass:
     return builtin.parse(told.read_bytes(), "pass").answers
 
 
-def launch(case: Case, weights: Path) -> list[Pass]:
+def launch(case: Case) -> list[Pass]:
     """The passes of one launch, one for each load."""
+    weights = model.fetch()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if case.random_bytes or case.zeroed:
@@ -155,11 +156,11 @@ def damaged(weights: Path, copy: Path, case: Case) -> Path:
     return copy
 
 
-def passes(case: Case, number: int, weights: Path, out: Path) -> list[Pass]:
+def passes(case: Case, number: int, out: Path) -> list[Pass]:
     """The passes of a case's launch, asked unless `out` has them already."""
     kept = out / f"{re.sub(r'[^a-z0-9]+', '-', case.name.lower())}-{number}.json"
     if not kept.exists():
-        told = [[answer.model_dump() for answer in one] for one in launch(case, weights)]
+        told = [[answer.model_dump() for answer in one] for one in launch(case)]
         kept.write_text(json.dumps(told))
     return [tuple(Answer.model_validate(answer) for answer in one) for one in json.loads(kept.read_text())]
 
@@ -220,6 +221,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="keep each launch's answers in this folder, and ask only what is missing"
     )
+    parser.add_argument("--only", action="append", metavar="CHANGE", help="only this change; may be repeated")
     parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
     return parser.parse_args()
 
@@ -228,12 +230,13 @@ def main() -> int:
     """Asks, judges, prints the table, compares with the goals."""
     options = parse_options()
     goal = tomllib.loads((HERE / "goals.toml").read_text())["answers"]
-    weights = model.fetch()
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
-        parent = [one for number in range(PARENT_LAUNCHES) for one in passes(PARENT, number, weights, out)]
-        rows = [row(case, parent, passes(case, 0, weights, out)) for case in CASES]
+        parent = [one for number in range(PARENT_LAUNCHES) for one in passes(PARENT, number, out)]
+        rows = [
+            row(case, parent, passes(case, 0, out)) for case in CASES if not options.only or case.name in options.only
+        ]
     print(table(rows))
     mistakes = wrong(rows)
     for mistake in mistakes:

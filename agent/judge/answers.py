@@ -42,16 +42,16 @@ CLOSE_EDIT = 0.4
 BROKEN_EDIT = 0.7
 """Without logprobs: edit distance beyond the parent's own from which on the texts have little in common. A cache of 4
 bits has 0.5, the mildest broken model 0.75."""
-BROKEN_PREFIX = 0.15
+BROKEN_PREFIX = 0.2
 """Without logprobs: the texts must also part at once, as they do when the first steps are wrong already. A cache of 4
-bits keeps 0.3, the mildest broken model 0.1."""
+bits keeps 0.4, the mildest broken model 0.1."""
 
 
 Word = Literal["same", "close", "broken", "unknown"]
 
 
 class Pair(Frozen):
-    """One answer held against the closest reference of the same prompt."""
+    """One answer held against one reference of the same prompt."""
 
     prompt: str
     failed: bool
@@ -130,7 +130,7 @@ def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
     if theirs.failed - (own.failed if own else 0.0) >= FAILED_SHARE:
         return "broken", f"{failures.replace(' ', f' {of} ', 1)}, and the parent's did not"
     if theirs.bad is not None and theirs.bad - ((own.bad if own else None) or 0.0) >= BROKEN_SHARE:
-        far = f"{theirs.count(theirs.bad) - failed} {of} say what the parent held for unlikely"
+        far = f"in {theirs.count(theirs.bad) - failed} {of} the parent held what was said for unlikely"
         return "broken", f"{far}, {failures}" if failed else far
     if failed:
         return "unknown", f"{failures.replace(' ', f' {of} ', 1)}, the others tell no broken model"
@@ -143,7 +143,8 @@ def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
     if not differ:
         return "close", f"all answers are as before, but their logprobs moved by {theirs.drift or 0.0:.3f} on average"
     gap = "" if theirs.gap is None else f", where the parent preferred its own by {theirs.gap:.2f} (median)"
-    far = f"; {theirs.count(theirs.bad)} say what the parent held for unlikely" if theirs.count(theirs.bad) else ""
+    odd = theirs.count(theirs.bad)
+    far = f"; in {odd} of them it held what was said for unlikely" if odd else ""
     return "close", f"{differ} {of} differ{gap}{far}"
 
 
@@ -159,21 +160,20 @@ def _judged_by_text(theirs: Spread, own: Spread | None, differ: str) -> tuple[Wo
 
 def _within(theirs: Spread, own: Spread | None) -> bool:
     """Whether the answers differ no more than the parent's own; one more of them may, since few are asked."""
-    drift, own_drift = theirs.drift or 0.0, (own.drift if own else None) or 0.0
-    if drift > max(NOISE_DRIFT, 2 * own_drift):
+    if (theirs.drift or 0.0) > max(NOISE_DRIFT, 2 * ((own.drift if own else None) or 0.0)):
         return False
     if own is None:
         return theirs.exact == 1
-    return theirs.prompts * (own.exact - theirs.exact) <= 1
+    return (theirs.bad or 0.0) <= (own.bad or 0.0) and theirs.count(own.exact) - theirs.count(theirs.exact) <= 1
 
 
 def _held(one: Pass, references: Sequence[Pass]) -> Iterator[Pair]:
-    """Each answer held against the closest of the references' answers to its prompt; those without any are left out."""
+    """Each answer held against the reference that it follows longest; those whose prompt has none are left out."""
     for answer in one:
         known = [other for reference in references for other in reference if other.prompt == answer.prompt]
         pairs = [compare(other, answer) for other in known if other.error is None]
         if pairs:
-            yield min(pairs, key=lambda pair: (pair.edit, -pair.prefix, pair.gap or 0.0, pair.drift or 0.0))
+            yield min(pairs, key=lambda pair: (not pair.exact, -pair.prefix, pair.gap or 0.0, pair.drift or 0.0))
 
 
 def compare(reference: Answer, answer: Answer) -> Pair:
@@ -189,7 +189,7 @@ def compare(reference: Answer, answer: Answer) -> Pair:
     return Pair(
         prompt=reference.prompt,
         failed=answer.error is not None or empty,
-        exact=answer.error is None and mine == theirs,
+        exact=answer.error is None and (mine == theirs if tokens else reference.text == answer.text),
         edit=_edit_distance(mine, theirs),
         prefix=common / len(mine) if mine else 1.0,
         drift=fmean(moves) if moves else None,
@@ -209,7 +209,7 @@ def _gap(reference: Answer, theirs: Sequence[str], at: int) -> float | None:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"\s*\S+", text))
+    return tuple(re.findall(r"\S+", text))
 
 
 def _edit_distance(left: Sequence[str], right: Sequence[str]) -> float:

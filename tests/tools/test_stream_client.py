@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tools.benches import stream_client as sc
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "tools" / "benches" / "stream_client.py"
+DEMO_SERVER = ROOT / "tools" / "demo" / "llama_server.py"
 STUB = ROOT / "benchmarks" / "stub_server.py"
 TOKENS = 8
 
@@ -434,6 +436,46 @@ def test_a_signal_while_answers_are_awaited_leaves_the_measurement_whole(client:
 def test_a_run_that_ended_early_asks_no_more(client: Client, stub: Stub) -> None:
     result = client.run(stub.url, requests=100, **fixed(), **fault("http_503"))
     assert result["answers"] == {"error": "not asked: error storm"}
+
+
+@contextlib.contextmanager
+def demo_server(model: Path, log: Path) -> Iterator[str]:
+    """The demo's llama.cpp server on a free port; its base URL."""
+    flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            [sys.executable, str(DEMO_SERVER), "--model", str(model), *flags], env=environment, stdout=sink, stderr=sink
+        ) as process,
+    ):
+        try:
+            until("the server listens", lambda: b"listening on http" in log.read_bytes() or process.poll() is not None)
+            [url] = re.findall(r"listening on (http://\S+)", log.read_text())
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.mark.real
+def test_a_real_server_answers_token_by_token(client: Client, demo_model: Path, tmp_path: Path) -> None:
+    chat = "<|im_start|>user\nSay OK<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [
+        {"id": "capital", "text": "The capital of France is", "max_tokens": 6},
+        {"id": "chat", "text": chat, "max_tokens": 64},
+    ]
+    asked = {"model": None, "concurrency": 1, "requests": 1, "answers": {"prompts": prompts}}
+    with demo_server(demo_model, tmp_path / "server.log") as url:
+        first, second = (client.run(url, **asked)["answers"] for _ in range(2))
+    assert first["error"] is None
+    capital, chat_answer = first["given"]
+    assert "Paris" in capital["text"] and len(capital["tokens"]) == 6
+    for told in (capital, chat_answer):
+        assert told["text"] == "".join(token for token in told["tokens"] if token != "#2")
+        for token, logprob, top in zip(told["tokens"], told["logprobs"], told["tops"], strict=True):
+            assert len(top) == 5 and top[token] == logprob == max(top.values()) <= 0
+    assert chat_answer["tokens"][-1] == "#2", "the end mark has no text of its own"
+    assert [one["tokens"] for one in second["given"]] == [one["tokens"] for one in first["given"]]
 
 
 LLAMACPP_STEP = {
