@@ -21,10 +21,10 @@ from state.models import Answer, Frozen
 Pass = Sequence[Answer]
 """What was said to all fixed prompts, each asked once."""
 
-FAR = 1.5
-"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent gave the other token less
-than a quarter of its own one's chance. Caches of 8 bits depart below 0.2, those of 4 bits mostly below 1; broken
-models mostly beyond 1.5."""
+FAR = 1.0
+"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent gave the other token little
+more than a third of its own one's chance. Caches of 8 bits depart below 0.2, those of 4 bits mostly below 0.6; of a
+model that lost a hundredth of its weights half of the answers depart beyond it."""
 BROKEN_SHARE = 1 / 3
 """Share of answers that must fail or depart far, beyond the parent's own share. A cache of 4 bits has a sixth of such
 answers on a very small model, the mildest broken model two thirds."""
@@ -130,7 +130,7 @@ def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
     if theirs.failed - (own.failed if own else 0.0) >= FAILED_SHARE:
         return "broken", f"{failures.replace(' ', f' {of} ', 1)}, and the parent's did not"
     if theirs.bad is not None and theirs.bad - ((own.bad if own else None) or 0.0) >= BROKEN_SHARE:
-        far = f"in {theirs.count(theirs.bad) - failed} {of} the parent held what was said for unlikely"
+        far = f"in {theirs.count(theirs.bad) - failed} {of} the parent clearly preferred something else"
         return "broken", f"{far}, {failures}" if failed else far
     if failed:
         return "unknown", f"{failures.replace(' ', f' {of} ', 1)}, the others tell no broken model"
@@ -144,7 +144,7 @@ def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
         return "close", f"all answers are as before, but their logprobs moved by {theirs.drift or 0.0:.3f} on average"
     gap = "" if theirs.gap is None else f", where the parent preferred its own by {theirs.gap:.2f} (median)"
     odd = theirs.count(theirs.bad)
-    far = f"; in {odd} of them it held what was said for unlikely" if odd else ""
+    far = f"; in {odd} of them clearly" if odd else ""
     return "close", f"{differ} {of} differ{gap}{far}"
 
 

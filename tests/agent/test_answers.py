@@ -91,12 +91,12 @@ def test_a_close_answer_tells_how_nearly_undecided_the_parent_was() -> None:
     found = likeness(parents(), [one_pass(5)])
     assert found.reason == "5 of 12 answers differ, where the parent preferred its own by 0.10 (median)"
     found = likeness(parents(UNLIKELY), [one_pass(3)])
-    assert found.reason.endswith("; in 3 of them it held what was said for unlikely")
+    assert found.reason.endswith("; in 3 of them clearly")
 
 
-def test_a_broken_model_is_told_by_what_the_parent_held_for_unlikely() -> None:
+def test_a_broken_model_is_told_by_what_the_parent_would_clearly_not_say() -> None:
     found = likeness(parents(UNLIKELY), [one_pass(7)])
-    assert found.reason == "in 7 of 12 answers the parent held what was said for unlikely"
+    assert found.reason == "in 7 of 12 answers the parent clearly preferred something else"
 
 
 def test_what_was_no_alternative_is_as_unlikely_as_the_last_one_at_least() -> None:
@@ -182,7 +182,7 @@ def test_failed_and_empty_answers_are_no_numerics(
 
 def test_one_failure_is_told_beside_what_else_is_broken() -> None:
     found = likeness(parents(UNLIKELY), [failing(one_pass(9), 1)])
-    assert found.reason == "in 8 of 12 answers the parent held what was said for unlikely, 1 failed or are empty"
+    assert found.reason == "in 8 of 12 answers the parent clearly preferred something else, 1 failed or are empty"
 
 
 def test_where_the_parent_failed_there_is_nothing_to_fail_at() -> None:
