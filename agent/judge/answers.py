@@ -22,9 +22,9 @@ Pass = Sequence[Answer]
 """What was said to all fixed prompts, each asked once."""
 
 FAR = 1.0
-"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent gave the other token little
-more than a third of its own one's chance. Caches of 8 bits depart below 0.2, those of 4 bits mostly below 0.6; of a
-model that lost a hundredth of its weights half of the answers depart beyond it."""
+"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent gave the other token
+about a third of its own one's chance, or less. Caches of 8 bits depart below 0.2, those of 4 bits mostly below 0.6; of
+a model that lost a hundredth of its weights half of the answers depart beyond it."""
 BROKEN_SHARE = 1 / 3
 """Share of answers that must fail or depart far, beyond the parent's own share. A cache of 4 bits has a sixth of such
 answers on a very small model, the mildest broken model two thirds."""
