@@ -366,6 +366,17 @@ class Metrics(Frozen):
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
 
 
+class Answer(Frozen):
+    """What the server said to one fixed prompt at temperature 0; each step is one token, alike in all three lists."""
+
+    prompt: str = Field(description="id of the prompt; a text that changes gets a new one")
+    text: str = ""
+    tokens: tuple[str, ...] = Field(default=(), description="as text, `#ID` where a token has none; () if not told")
+    logprobs: tuple[float | None, ...] = Field(default=(), description="natural logarithm of each token's probability")
+    tops: tuple[dict[str, float], ...] = Field(default=(), description="token → logprob of the likeliest at each step")
+    error: str | None = Field(default=None, description="why there is no answer; the request itself was made")
+
+
 class MeasurementStatus(StrEnum):
     """A measurement is open until its job's result is in; an invalid one is kept but never judged."""
 
@@ -397,6 +408,7 @@ class Measurement(Frozen):
     reasons: tuple[str, ...] = ()
     metrics: Metrics | None = None
     telemetry: Telemetry | None = None
+    answers: tuple[Answer, ...] = Field(default=(), description="to the fixed prompts, where the run asked them")
     seconds: float | None = Field(default=None, description="wall time from start of the job to its collection")
 
 

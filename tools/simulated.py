@@ -20,6 +20,7 @@ from pydantic import Field
 from state.errors import CommandFailed, ForeignChange, PolicyRefused, ServerNotFound
 from state.models import (
     Adoption,
+    Answer,
     Change,
     Failure,
     Frozen,
@@ -28,6 +29,7 @@ from state.models import (
 )
 from tools.benches import builtin
 from tools.diagnose import Action
+from tools.simulated_answers import Likeness, simulated_answers
 from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
@@ -40,6 +42,7 @@ class SimEffect(Frozen):
     name: str
     value: str = Field(description="as text; '*' for any value")
     ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
+    answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
     refuses: str | None = Field(default=None, description="the server ends at start with this log line")
     unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
 
@@ -245,10 +248,12 @@ class SimulatedTarget:
         if run is None:
             raise CommandFailed(f"run {key} left no result", where={"host": self.name, "key": key})
         request = RunRequest.model_validate(run["request"])
-        rate = self.true_tok_s(LaunchSpec.model_validate(run["spec"]), request.point.name)
+        spec = LaunchSpec.model_validate(run["spec"])
+        rate = self.true_tok_s(spec, request.point.name)
         rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
         rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
-        return _result(key, request, rate, self.scenario.foreign_cores)
+        result = _result(key, request, rate, self.scenario.foreign_cores)
+        return result.model_copy(update={"answers": self._answers(spec)}) if request.answers else result
 
     async def stop_run(self, key: str) -> None:
         """End it now."""
@@ -293,6 +298,12 @@ class SimulatedTarget:
             and e.value in ("*", settings[e.name])
             and (e.unless is None or settings.get(e.unless[0]) != e.unless[1])
         ]
+
+    def _answers(self, spec: LaunchSpec) -> tuple[Answer, ...]:
+        """As the effect that changes them most makes them."""
+        done = {effect.answers for effect in self._effects(spec)}
+        worst: Likeness = "broken" if "broken" in done else "close" if "close" in done else "same"
+        return simulated_answers(self.scenario.seed, worst)
 
     def _refusal(self, spec: LaunchSpec) -> str | None:
         return next((e.refuses for e in self._effects(spec) if e.refuses), None)
