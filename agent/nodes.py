@@ -20,7 +20,7 @@ from agent.evidence import (
     too_noisy,
 )
 from agent.hands import Hands
-from agent.judge import Comparison, Need, assess
+from agent.judge import Comparison, Need, asks_answers, assess
 from agent.planners.base import Planner, View
 from agent.policy import broken_constraints, forbidden
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
@@ -216,7 +216,7 @@ class Nodes:
         if noise is not None:
             self.hands.void(need, comparison, position.trial, noise)
             return {"next": "judge"}
-        await self.hands.measure(need, comparison, position.trial)
+        await self.hands.measure(need, comparison, position.trial, asks_answers(comparison, need))
         return {"next": "judge"}
 
     async def judge(self, state: LoopState) -> LoopState:
@@ -306,7 +306,7 @@ class Nodes:
             reason=choice.reason,
         )
         self.hands.write(
-            ev.TodoAdded(experiment=built_in.close_out_experiment()),
+            ev.TodoAdded(experiment=built_in.close_out_experiment(self.store, self.session_id)),
             ev.ComparisonOpened(
                 experiment_id=CLOSE_OUT,
                 parent=self.hands.role(Role.ORIGINAL),

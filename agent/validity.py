@@ -48,6 +48,14 @@ def hopelessly_void(own: tuple[Measurement, ...], rule: ValidityRule) -> str | N
     return None
 
 
+def errs(taken: Measurement, rule: ValidityRule) -> bool:
+    """Whether a run is void because requests failed or answers were cut: what the server did, not its surroundings."""
+    metrics = taken.metrics
+    if metrics is None or taken.status is MeasurementStatus.VALID:
+        return False
+    return bool(metrics.short_outputs) or metrics.failed > rule.max_failed_share * metrics.requested
+
+
 def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator[str]:
     if metrics.stopped_early:
         yield f"stopped early: {metrics.stopped_early}"

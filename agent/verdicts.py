@@ -9,8 +9,8 @@ from agent.config import SessionConfig
 from agent.evidence import costs, spent
 from agent.judge import Comparison, assess, close
 from agent.policy import out_of_time
-from agent.validity import hopelessly_void
-from state.models import Outcome, Purpose, Verdict
+from agent.validity import errs, hopelessly_void, void_streak
+from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 from state.store import SessionRow, Store
 
 
@@ -27,9 +27,20 @@ def verdict_now(store: Store, session_id: str, config: SessionConfig, comparison
         return verdict
     void = hopelessly_void(comparison.own, config.validity)
     if void is not None:
-        return close(comparison, Outcome.INVALID, void)
+        return close(comparison, Outcome.WORSE if _fails(comparison, config) else Outcome.INVALID, void)
     late = no_time_left(store, session_id, config, comparison)
     return None if late is None else close(comparison, Outcome.INCONCLUSIVE, late)
+
+
+def _fails(comparison: Comparison, config: SessionConfig) -> bool:
+    """Whether it is the candidate that loses requests: each of its last runs did, and the parent has runs that count.
+
+    The error rate is a guard like any other; only where the parent fails as well is it the measurement that is void.
+    """
+    streak = void_streak(comparison.own)
+    parent = (*comparison.record, *(m for m in comparison.own if m.arm is Arm.BASELINE))
+    counts = any(taken.status is MeasurementStatus.VALID for taken in parent)
+    return counts and all(taken.arm is Arm.CANDIDATE and errs(taken, config.validity) for taken in streak)
 
 
 def no_time_left(store: Store, session_id: str, config: SessionConfig, comparison: Comparison) -> str | None:

@@ -182,6 +182,9 @@ class Idea(Frozen):
     risk: str = Field(default="", description="what could go wrong")
     needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
+    numerics: bool = Field(
+        default=False, description="it changes the numbers that the model computes with: its answers must be compared"
+    )
     disruption: DisruptionField = Disruption.RESTART
     source: Source = Source(kind="built-in")
 
@@ -284,6 +287,11 @@ class Guards(Frozen):
     ttft_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     tpot_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     slo: tuple[Ceiling, ...] = Field(default=(), description="further ceilings")
+    answers: Literal["same", "close", "off"] = Field(
+        default="close",
+        description="how answers to fixed prompts may change: not beyond the parent's own spread, only as other "
+        "numerics change them, or not asked but of changes that must be compared",
+    )
     keep_unproven_slo: bool = Field(
         default=False, description="keep a gain though a ceiling can't be shown to hold; a broken one always vetoes"
     )
@@ -408,7 +416,6 @@ class Measurement(Frozen):
     reasons: tuple[str, ...] = ()
     metrics: Metrics | None = None
     telemetry: Telemetry | None = None
-    answers: tuple[Answer, ...] = Field(default=(), description="to the fixed prompts, where the run asked them")
     seconds: float | None = Field(default=None, description="wall time from start of the job to its collection")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter
 from sqlite_utils import Database
 
 from state import events as ev
@@ -33,6 +34,7 @@ from state.database import (
 from state.errors import ConfigError
 from state.models import (
     Adoption,
+    Answer,
     Decision,
     Experiment,
     Finding,
@@ -290,6 +292,15 @@ class Store:
         found = self._bodies(Measurement, "measurements", session_id, "CAST(substr(id, 2) AS INTEGER)")
         return [m for m in found if experiment_id is None or m.experiment_id == experiment_id]
 
+    def answers(self, session_id: str, trials: Collection[str]) -> list[tuple[str, tuple[Answer, ...]]]:
+        """What valid runs of some launches have as answers to the fixed prompts: (measurement, answers), in order."""
+        rows = self._rows(
+            "SELECT id, trial_id, answers FROM measurements WHERE session_id = ? AND answers IS NOT NULL"
+            " AND status = 'valid' ORDER BY CAST(substr(id, 2) AS INTEGER)",
+            session_id,
+        )
+        return self._parsed(_answers, [row for row in rows if row["trial_id"] in trials])
+
     def verdicts(self, session_id: str) -> dict[str, Verdict]:
         """Verdicts by experiment id."""
         found = self._bodies(Verdict, "verdicts", session_id, "at")
@@ -357,6 +368,13 @@ class Store:
     def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
         rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)
         return self._parsed(_body_of(model), rows)
+
+
+def _answers(row: dict[str, Any]) -> tuple[str, tuple[Answer, ...]]:
+    return row["id"], _ANSWERS.validate_json(row["answers"])
+
+
+_ANSWERS: TypeAdapter[tuple[Answer, ...]] = TypeAdapter(tuple[Answer, ...])
 
 
 def _body_of(model: type[Record]) -> Callable[[dict[str, Any]], Record]:

@@ -26,7 +26,7 @@ from tests.agent.sessions import finished
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(typer.main.get_group(run_agent.app).commands)
 READING = ("status", "sessions", "replay", "report", "stop")
-WITH_JSON = ("status", "sessions", "replay", "doctor")
+WITH_JSON = ("status", "sessions", "replay", "doctor", "selftest")
 HEAVY = ("langgraph", "openai", "asyncssh")
 
 

@@ -43,6 +43,7 @@ class SimEffect(Frozen):
     value: str = Field(description="as text; '*' for any value")
     ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
     answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
+    fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
     refuses: str | None = Field(default=None, description="the server ends at start with this log line")
     unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
 
@@ -252,7 +253,8 @@ class SimulatedTarget:
         rate = self.true_tok_s(spec, request.point.name)
         rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
         rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
-        result = _result(key, request, rate, self.scenario.foreign_cores)
+        failed = sum(effect.fails for effect in self._effects(spec))
+        result = _result(key, request, rate, self.scenario.foreign_cores, failed)
         return result.model_copy(update={"answers": self._answers(spec)}) if request.answers else result
 
     async def stop_run(self, key: str) -> None:
@@ -338,7 +340,7 @@ class SimulatedTarget:
             log.write(" ".join(words) + "\n")
 
 
-def _result(key: str, request: RunRequest, rate: float, foreign_cores: float) -> RunResult:
+def _result(key: str, request: RunRequest, rate: float, foreign_cores: float, failed: int) -> RunResult:
     """What the benchmark client would have left, read as that is read."""
     point = request.point
     tokens = point.requests * point.output_tokens
@@ -348,9 +350,9 @@ def _result(key: str, request: RunRequest, rate: float, foreign_cores: float) ->
     raw = {
         "run_id": key,
         "requested": point.requests,
-        "completed": point.requests,
-        "failed": 0,
-        "failures": {},
+        "completed": point.requests - failed,
+        "failed": failed,
+        "failures": {"http-500": failed} if failed else {},
         "short_outputs": 0,
         "duration_s": tokens / rate,
         "prompt_tokens": point.requests * point.prompt_tokens,

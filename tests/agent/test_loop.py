@@ -17,6 +17,7 @@ from state.projection import TABLES, fold
 from state.replay import decision_log
 from tests.agent.sim import CONFIG, ONE_POINT, SCENARIO, flag, sim_session
 from tests.state.test_store import dump
+from tools.simulated import SimEffect
 
 pytestmark = pytest.mark.anyio
 
@@ -198,6 +199,23 @@ async def test_a_noisy_host_ends_restored_and_says_so(tmp_path: Path) -> None:
         assert "too noisy to judge" in row.reason
         assert runner.store.role(runner.session_id, Role.FINAL) == runner.store.role(runner.session_id, Role.ORIGINAL)
         assert [words for words in world_log(tmp_path) if words[0] == "launch"] == []
+
+
+async def test_a_candidate_that_loses_requests_is_worse_and_a_server_that_always_did_is_no_baseline(
+    tmp_path: Path,
+) -> None:
+    losing = SimEffect(name="--poll", value="0", ratio={"*": 1.5}, fails=2)
+    scenario = SCENARIO.model_copy(update={"effects": (losing,)})
+    with sim_session(tmp_path / "candidate", flag("--poll", "0"), config=ONE_POINT, scenario=scenario) as runner:
+        assert await runner.run() == 0
+        verdict = runner.store.verdicts(runner.session_id)["poll-0"]
+        assert verdict.outcome is Outcome.WORSE
+        assert "2 of 16 requests failed (2 × http-500)" in verdict.reason
+        assert_consistent(runner)
+    always = scenario.model_copy(update={"flags": SCENARIO.flags | {"--poll": ("0",)}})
+    with sim_session(tmp_path / "always", flag("--threads", "2"), config=ONE_POINT, scenario=always) as runner:
+        assert await runner.run() == 0
+        assert outcomes(runner)["baseline"] is Outcome.INVALID
 
 
 async def test_known_good_that_will_not_start_needs_a_human_and_names_the_command(tmp_path: Path) -> None:
