@@ -26,6 +26,7 @@ from state.store import Store
 from tests.e2e.rig import CANARY, FASTER, PROJECT, WITNESSED, Agent, Rig, assert_at_most_one_server, rig
 from tests.e2e.witness import start_ticks
 from tests.ssh_servers import free_port, make_key
+from tools.benches.builtin import fixed_prompts
 
 pytestmark = pytest.mark.real
 
@@ -102,7 +103,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterat
     with rig(tmp_path_factory.mktemp("killed"), demo_model) as host:
         operator_pid = host.start_server()
         original = host.argv()
-        agent = host.agent("start", str(host.write_session(FASTER + REFUSED)), *database(host))
+        agent = host.agent("start", str(host.write_session(FASTER + REFUSED, answers="close")), *database(host))
         host.until(host.client_at_work, agent)
         job = host.client_at_work()
         agent.kill()
@@ -143,6 +144,16 @@ def test_a_benchmark_goes_on_without_its_agent(killed: Killed) -> None:
     assert killed.job.name == f"{killed.status['session']}-{killed.status['measuring']}"
     assert (killed.job / "exit").read_text() == "0\n"
     assert json.loads((killed.job / "result.json").read_text())["completed"] == 4
+
+
+def test_the_server_was_asked_the_fixed_prompts_and_what_it_said_is_stored(killed: Killed) -> None:
+    with killed.host.store() as store:
+        launches = {trial.id for trial in store.trials(killed.status["session"])}
+        passes = store.answers(killed.status["session"], launches)
+    assert len(passes) >= 2
+    for _, answers in passes:
+        assert [answer.error for answer in answers] == [None] * len(fixed_prompts())
+        assert all(answer.tokens and answer.tops for answer in answers)
 
 
 def test_resume_takes_up_the_very_run_that_was_under_way(killed: Killed) -> None:
