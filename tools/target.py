@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from state.models import (
     Adoption,
+    Answer,
     Change,
     Failure,
     Frozen,
@@ -67,6 +70,7 @@ class RunRequest(Frozen):
     workload: Workload
     seed: int
     process: ProcessId
+    answers: bool = Field(default=False, description="ask the fixed prompts once the run is measured")
 
 
 class RunState(Frozen):
@@ -79,10 +83,14 @@ class RunState(Frozen):
 
 
 class RunResult(Frozen):
-    """The figures of an ended run, and the client's own result as it was."""
+    """The figures of an ended run, what was answered to the fixed prompts, and the rest of the client's own result.
+
+    A prompt that was not asked, or that our own deadline cut off, is not among the answers.
+    """
 
     metrics: Metrics
     telemetry: Telemetry
+    answers: tuple[Answer, ...] = ()
     raw: dict[str, Any]
 
 

@@ -49,6 +49,9 @@ output_tokens = {output_tokens}
 [workload.objective]
 at = ["few"]
 
+[workload.guards]
+answers = "off"              # nothing that is planted touches an answer
+
 [judge]
 baseline_runs = 3            # the nights are short; what a keep needs is as it always is
 close_out_blocks = 1
