@@ -249,8 +249,10 @@ def _without(comparison: Comparison) -> Assessment:
     said = f"without it {effect.percent}, chance that it is missed {chance:.2g}"
     if 1 - chance < course.HARM_LEVEL:
         return _verdict(comparison, Outcome.WORSE, said)
+    if effect.estimate < 0:
+        return _verdict(comparison, Outcome.INCONCLUSIVE, said)
     better = chance < comparison.rule.false_keep_budget
-    return _verdict(comparison, Outcome.BETTER if better else Outcome.INCONCLUSIVE, said)
+    return _verdict(comparison, Outcome.BETTER if better else Outcome.NO_DIFFERENCE, said)
 
 
 def _word(comparison: Comparison, standing: Standing) -> tuple[Outcome, str]:
