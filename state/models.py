@@ -183,6 +183,7 @@ class Idea(Frozen):
     needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
     disruption: DisruptionField = Disruption.RESTART
+    numerics: bool = Field(default=False, description="the model computes with other numbers, so answers can differ")
     source: Source = Source(kind="built-in")
 
 

@@ -6,6 +6,9 @@ from agent.catalogue import CatalogueFacts, experiments
 from agent.planners.base import Proposal, View
 from state.models import Experiment
 
+NUMERICS = "numerics"
+"""Stands in `only` and `skip` for everything that lets the model compute with other numbers."""
+
 
 class CataloguePlanner:
     """Proposes a person's own experiments and what the catalogue knows.
@@ -43,5 +46,5 @@ class CataloguePlanner:
         return Proposal(experiments=wanted, dropped=found.dropped, reason=reason)
 
     def _wanted(self, experiment: Experiment) -> bool:
-        names = {experiment.id, *experiment.tags}
+        names = {experiment.id, *experiment.tags, *((NUMERICS,) if experiment.numerics else ())}
         return not names & self.skip and (not self.only or bool(names & self.only))
