@@ -100,6 +100,9 @@ def _check_flags(entry: Entry, facts: CatalogueFacts) -> None:
     clashing = [name for name in entry.conflicts if name in facts.flags or name in facts.env]
     if clashing:
         raise _Drop(f"does not go with {', '.join(clashing)}, which is set")
+    wanting = [name for name in entry.requires if name not in facts.flags and name not in facts.env]
+    if wanting:
+        raise _Drop(f"makes sense only beside {', '.join(wanting)}, which is not set")
 
 
 def _check_model(entry: Entry, facts: CatalogueFacts) -> None:

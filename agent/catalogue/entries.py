@@ -100,6 +100,7 @@ class Entry(Frozen):
     model: tuple[ModelTrait, ...] = Field(default=(), description="what the model must be; an unknown model passes")
     when: When = When()
     conflicts: tuple[str, ...] = Field(default=(), description="flags or variables that must not be set")
+    requires: tuple[str, ...] = Field(default=(), description="flags or variables that must be set already")
     since: str | None = Field(
         default=None,
         pattern=r"^\d+(\.\d+)*$",
