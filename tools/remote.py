@@ -27,6 +27,7 @@ from tools.benches import builtin
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
+    ComputeFact,
     ConnectionsFact,
     FolderFact,
     GpuFact,
@@ -34,10 +35,12 @@ from tools.facts import (
     Machine,
     MachineFact,
     MemoryFact,
+    ModelFact,
     PortFacts,
     ProcessFact,
     ProcessFacts,
     ask,
+    model_named,
 )
 from tools.restore import Restore
 from tools.servers import probe
@@ -251,6 +254,9 @@ class RemoteTarget:
         """See `Target.facts`."""
         machine = await self.look_around()
         memory, gpus = await ask(self.host, MemoryFact()), await ask(self.host, GpuFact())
+        compute = await ask(self.host, ComputeFact()) if gpus.gpus else None
+        server = await self._listener()
+        named = None if server is None else model_named(server.argv, server.cwd or "/")
         assert self.known is not None, "facts are asked after a server was looked at"
         return TargetFacts(
             cores=machine.cores,
@@ -258,6 +264,8 @@ class RemoteTarget:
             gpus=len(gpus.gpus),
             known_flags=frozenset(self.known.flags),
             engine_version=self.version,
+            compute=compute,
+            model=None if named is None else await ask(self.host, ModelFact(named)),
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:

@@ -13,7 +13,7 @@ FORMATS: dict[str, ModelTrait] = {"nvfp4": "fp4", "mxfp4": "fp4", "fp4": "fp4", 
 
 
 def traits(config: Mapping[str, Any]) -> frozenset[ModelTrait]:
-    """What the model is; a multimodal model is what its text part is. An empty config tells nothing, not "dense"."""
+    """What the model is; a multimodal model is what its text part is."""
     text = config.get("text_config")
     inner: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
     found: set[ModelTrait] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.catalogue import CatalogueFacts, experiments
+from agent.catalogue.model import traits
 from agent.planners.base import Proposal, View
 from state.models import Experiment
 
@@ -35,6 +36,8 @@ class CataloguePlanner:
                 mem_available_mb=view.facts.mem_available_mb,
                 gpus=view.facts.gpus,
                 engine_version=view.facts.engine_version,
+                sm=None if view.facts.compute is None else round(view.facts.compute * 10),
+                model=None if view.facts.model is None else traits(view.facts.model),
             ),
         )
         own = {experiment.id: experiment for experiment in self.own}

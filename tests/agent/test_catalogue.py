@@ -11,9 +11,12 @@ from pydantic import ValidationError
 
 from agent.catalogue import CatalogueFacts, experiments, fitted, numbers
 from agent.catalogue.entries import Book, Entry, ModelTrait, book, engines, read_book
+from agent.planners.base import View
+from agent.planners.catalogue import CataloguePlanner
 from agent.policy import needed_disruption
 from state.errors import ConfigError
-from state.models import Disruption, Experiment
+from state.models import Disruption, Experiment, LaunchSpec
+from tools.target import TargetFacts
 
 DATA = Path(__file__).parents[1] / "data"
 HELPS = {
@@ -469,3 +472,26 @@ def test_numbers_of_every_engine_are_read() -> None:
 
 def test_engines_with_a_catalogue_are_known_by_name() -> None:
     assert engines() == tuple(sorted(HELPS))
+
+
+def test_the_planner_asks_with_what_is_known_of_gpu_and_model_and_leaves_numerics_out() -> None:
+    facts = TargetFacts(
+        cores=64,
+        mem_available_mb=500000.0,
+        gpus=8,
+        known_flags=frozenset(OPTIONS["sglang"]),
+        engine_version="0.5.17",
+        compute=12.0,
+        model={"num_experts": 256, "quantization_config": {"quant_algo": "NVFP4"}},
+    )
+    spec = LaunchSpec(
+        engine="sglang", program=("sglang", "serve"), flags={"--tp-size": ("8",)}, argv=("x",), cwd="/", user="llm"
+    )
+    proposal = CataloguePlanner().propose(View(engine="sglang", spec=spec, facts=facts))
+    ids, dropped = {one.id for one in proposal.experiments}, dict(proposal.dropped)
+    assert {"mscclpp", "expert-parallel", "moe-flashinfer-cutlass", "piecewise-graphs", "weights-fp8"} <= ids
+    assert dropped["moe-flashinfer-trtllm"] == "wants sm below 120, it is 120"
+    assert dropped["spec-nextn"] == "is for models that are mtp"
+    exact = CataloguePlanner(skip=("numerics",)).propose(View(engine="sglang", spec=spec, facts=facts))
+    left = {one.id for one in exact.experiments}
+    assert "mscclpp" in left and not left & {"weights-fp8", "moe-flashinfer-cutlass", "kv-fp8-fp8-e4m3"}
