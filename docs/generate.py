@@ -247,6 +247,7 @@ def _wants(entry: Entry) -> str:
     words = [f"{name} ≥ {limit}" for name, limit in entry.when.at_least.items()]
     words += [f"{name} < {limit}" for name, limit in entry.when.below.items()]
     words += [f"model: {trait}" for trait in entry.model]
+    words += [f"model: not {trait}" for trait in entry.not_model]
     words += [f"with `{name}`" for name in entry.requires]
     words += [f"without `{name}`" for name in entry.conflicts]
     return ", ".join(words)

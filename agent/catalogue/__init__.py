@@ -109,6 +109,9 @@ def _check_model(entry: Entry, facts: CatalogueFacts) -> None:
     lacking = [trait for trait in entry.model if facts.model is not None and trait not in facts.model]
     if lacking:
         raise _Drop(f"is for models that are {', '.join(lacking)}")
+    unwanted = [trait for trait in entry.not_model if facts.model is not None and trait in facts.model]
+    if unwanted:
+        raise _Drop(f"is not for models that are {', '.join(unwanted)}")
 
 
 def _check_conditions(entry: Entry, known: Mapping[str, float]) -> None:

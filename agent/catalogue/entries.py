@@ -98,6 +98,7 @@ class Entry(Frozen):
     disruption: DisruptionField | None = Field(default=None, description="only for more than the changes imply")
     numerics: bool = Field(default=False, description="the model computes with other numbers: answers can differ")
     model: tuple[ModelTrait, ...] = Field(default=(), description="what the model must be; an unknown model passes")
+    not_model: tuple[ModelTrait, ...] = Field(default=(), description="what the model must not be")
     when: When = When()
     conflicts: tuple[str, ...] = Field(default=(), description="flags or variables that must not be set")
     requires: tuple[str, ...] = Field(default=(), description="flags or variables that must be set already")

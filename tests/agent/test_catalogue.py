@@ -489,9 +489,10 @@ def test_the_planner_asks_with_what_is_known_of_gpu_and_model_and_leaves_numeric
     )
     proposal = CataloguePlanner().propose(View(engine="sglang", spec=spec, facts=facts))
     ids, dropped = {one.id for one in proposal.experiments}, dict(proposal.dropped)
-    assert {"mscclpp", "expert-parallel", "moe-flashinfer-cutlass", "piecewise-graphs", "weights-fp8"} <= ids
+    assert {"mscclpp", "expert-parallel", "moe-flashinfer-cutlass", "piecewise-graphs"} <= ids
     assert dropped["moe-flashinfer-trtllm"] == "wants sm below 120, it is 120"
     assert dropped["spec-nextn"] == "is for models that are mtp"
+    assert dropped["weights-fp8"] == "is not for models that are fp4"
     exact = CataloguePlanner(skip=("numerics",)).propose(View(engine="sglang", spec=spec, facts=facts))
     left = {one.id for one in exact.experiments}
-    assert "mscclpp" in left and not left & {"weights-fp8", "moe-flashinfer-cutlass", "kv-fp8-fp8-e4m3"}
+    assert "mscclpp" in left and not left & {"moe-flashinfer-cutlass", "kv-fp8-fp8-e4m3"}
