@@ -215,7 +215,7 @@ def _entry(entry: Entry, defaults: dict[str, str]) -> tuple[str, ...]:
     what = _filled(entry.title, entry) + (" **N**" if entry.numerics else "")
     changes = "<br>".join(f"`{_change(change, entry)}`" for change in entry.changes)
     if entry.span is not None:
-        changes += f" ({entry.span[0]:g} to {entry.span[1]:g})"
+        changes += f" ({entry.span[0]:.10g} to {entry.span[1]:.10g})"
     default = ", ".join(dict.fromkeys(_default_of(change, defaults) for change in entry.changes))
     implied = [CHANGE_DISRUPTION["flag" if change.flag else "env"] for change in entry.changes]
     cost = max([*implied, entry.disruption or Disruption.READ]).name.lower()
