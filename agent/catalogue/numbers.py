@@ -23,7 +23,7 @@ def numbers(facts: CatalogueFacts) -> dict[str, float]:
 
     `ctx_per_slot` is the longest context of one request: llama-server divides --ctx-size by the slots, unless they
     share one (`unified`). `running` is the bound on requests in one batch, `step_tokens` that on tokens in one step,
-    both only where the parent states them. `sm` is the GPU's compute capability times ten.
+    both only where the parent states them. `sm` is the compute capability of the GPUs times ten, 0 without one.
     """
     threads = _number(facts, "--threads")
     slots, unified = _slots(facts)
@@ -33,7 +33,7 @@ def numbers(facts: CatalogueFacts) -> dict[str, float]:
         "half_cores": max(1, facts.cores // 2),
         "spare_cores": max(1, facts.cores - 1),
         "gpus": facts.gpus,
-        "sm": facts.sm,
+        "sm": facts.sm if facts.gpus else 0,
         "mem_available_mb": facts.mem_available_mb,
         "threads": threads,
         "threads_batch": _number(facts, "--threads-batch") or threads,

@@ -464,9 +464,10 @@ def test_what_changes_the_numbers_says_so() -> None:
 
 def test_numbers_of_every_engine_are_read() -> None:
     flags = {"--tp-size": ("8",), "--max-num-seqs": ("64",), "--chunked-prefill-size": ("-1",)}
-    known = numbers(host(flags=flags, sm=120))
+    known = numbers(host(flags=flags, gpus=8, sm=120))
     assert (known["tp"], known["dp"], known["ep"], known["running"], known["sm"]) == (8, 1, 1, 64, 120)
     assert "step_tokens" not in known
+    assert "sm" not in numbers(host(gpus=8)) and numbers(host(gpus=0))["sm"] == 0
     assert numbers(host(flags={"--tensor-parallel-size": ("2",), "--spec-method": ("mtp",)}))["speculates"] == 1
 
 
@@ -496,3 +497,10 @@ def test_the_planner_asks_with_what_is_known_of_gpu_and_model_and_leaves_numeric
     exact = CataloguePlanner(skip=("numerics",)).propose(View(engine="sglang", spec=spec, facts=facts))
     left = {one.id for one in exact.experiments}
     assert "mscclpp" in left and not left & {"moe-flashinfer-cutlass", "kv-fp8-fp8-e4m3"}
+
+
+def test_without_a_gpu_nothing_for_gpus_is_proposed() -> None:
+    found = experiments("vllm", host(flags={}, known=frozenset(OPTIONS["vllm"]))).experiments
+    ids = {experiment.id for experiment in found}
+    assert {"seqs-64", "cpu-kv-space-4", "cpu-reserved-1", "spec-ngram-3"} <= ids
+    assert not {name for name in ids if name.startswith(("attention-", "moe-", "nccl-", "gpu-", "kv-fp8", "weights-"))}
