@@ -24,7 +24,7 @@ from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafe
 from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
 from tools import jobs, lease
 from tools.benches import builtin
-from tools.diagnose import Action, FailureClass, diagnose
+from tools.diagnose import FailureClass, diagnose
 from tools.facts import (
     BusyFact,
     ComputeFact,
@@ -362,9 +362,11 @@ class RemoteTarget:
                 if alive.state == "alive":
                     return await self._ready(key, facts)
             if time.monotonic() > deadline:
+                told = diagnose(self.adapter.engine, await self._log(key), None)
+                if told.failure_class != FailureClass.UNKNOWN:
+                    return told
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
-                tail = "\n".join((await self._log(key)).splitlines()[-20:])
-                return Failure(failure_class=FailureClass.HANG, cause=cause, tail=tail, action=Action.RETRY_ONCE)
+                return told.model_copy(update={"failure_class": FailureClass.HANG, "cause": cause})
             await asyncio.sleep(READY_POLL_S)
 
     async def running_jobs(self) -> tuple[str, ...]:

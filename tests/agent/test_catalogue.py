@@ -504,3 +504,12 @@ def test_without_a_gpu_nothing_for_gpus_is_proposed() -> None:
     ids = {experiment.id for experiment in found}
     assert {"seqs-64", "cpu-kv-space-4", "cpu-reserved-1", "spec-ngram-3"} <= ids
     assert not {name for name in ids if name.startswith(("attention-", "moe-", "nccl-", "gpu-", "kv-fp8", "weights-"))}
+
+
+def test_an_engine_without_a_catalogue_has_what_a_person_wrote_down() -> None:
+    facts = TargetFacts(cores=2, mem_available_mb=1.0, gpus=0, known_flags=frozenset(), engine_version="1")
+    spec = LaunchSpec(engine="abacus", program=("abacus",), flags={}, argv=("abacus",), cwd="/", user="u")
+    own = Experiment(id="mine", title="mine", hypothesis="It helps.")
+    proposal = CataloguePlanner(own=(own,)).propose(View(engine="abacus", spec=spec, facts=facts))
+    assert proposal.experiments == (own,)
+    assert proposal.reason == "there is no catalogue for abacus, 1 are from the session file"
