@@ -10,11 +10,18 @@ from state.models import LoadPoint, Measurement, MeasurementStatus, Metrics, Tel
 QUIET = "noisy host"
 TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
+AFTERWARDS = "right after the run"
+GONE = "the server that was measured no longer serves"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
     """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC."""
     return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
+
+
+def seen_outside(reason: str) -> bool:
+    """Whether a reason was seen on the host beside the run: no figure of the run can tell it again."""
+    return reason == GONE or (reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS))
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:
@@ -39,6 +46,14 @@ def hopelessly_void(own: tuple[Measurement, ...], rule: ValidityRule) -> str | N
     if streak and (len(streak) > rule.retries or streak[-1].metrics is None):
         return f"{len(streak)} runs in a row do not count: {'; '.join(streak[-1].reasons)}"
     return None
+
+
+def errs(taken: Measurement, rule: ValidityRule) -> bool:
+    """Whether a run is void because requests failed or answers were cut: what the server did, not its surroundings."""
+    metrics = taken.metrics
+    if metrics is None or taken.status is MeasurementStatus.VALID:
+        return False
+    return bool(metrics.short_outputs) or metrics.failed > rule.max_failed_share * metrics.requested
 
 
 def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator[str]:

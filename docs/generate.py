@@ -102,7 +102,7 @@ def _synopsis(parameters: list[Any]) -> str:
 
 
 def _operand(option: Any) -> str:
-    return "" if isinstance(option.default, bool) else f" {option.name.upper()}"
+    return "" if isinstance(option.default, bool) else f" {option.metavar or option.name.upper()}"
 
 
 def _parameter(one: Any) -> tuple[str, str, str]:

@@ -182,6 +182,9 @@ class Idea(Frozen):
     risk: str = Field(default="", description="what could go wrong")
     needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
+    numerics: bool = Field(
+        default=False, description="it changes the numbers that the model computes with: its answers must be compared"
+    )
     disruption: DisruptionField = Disruption.RESTART
     numerics: bool = Field(default=False, description="the model computes with other numbers, so answers can differ")
     source: Source = Source(kind="built-in")
@@ -285,6 +288,11 @@ class Guards(Frozen):
     ttft_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     tpot_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     slo: tuple[Ceiling, ...] = Field(default=(), description="further ceilings")
+    answers: Literal["same", "close", "off"] = Field(
+        default="close",
+        description="how answers to fixed prompts may change: not beyond the parent's own spread, only as other "
+        "numerics change them, or not asked but of changes that must be compared",
+    )
     keep_unproven_slo: bool = Field(
         default=False, description="keep a gain though a ceiling can't be shown to hold; a broken one always vetoes"
     )
@@ -365,6 +373,17 @@ class Metrics(Frozen):
     client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
     stopped_early: str | None = None
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+
+
+class Answer(Frozen):
+    """What the server said to one fixed prompt at temperature 0; each step is one token, alike in all three lists."""
+
+    prompt: str = Field(description="id of the prompt; a text that changes gets a new one")
+    text: str = ""
+    tokens: tuple[str, ...] = Field(default=(), description="as text, `#ID` where a token has none; () if not told")
+    logprobs: tuple[float | None, ...] = Field(default=(), description="natural logarithm of each token's probability")
+    tops: tuple[dict[str, float], ...] = Field(default=(), description="token → logprob of the likeliest at each step")
+    error: str | None = Field(default=None, description="why there is no answer; the request itself was made")
 
 
 class MeasurementStatus(StrEnum):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from state.models import (
     Adoption,
+    Answer,
     Change,
     Failure,
     Frozen,
@@ -71,6 +72,7 @@ class RunRequest(Frozen):
     workload: Workload
     seed: int
     process: ProcessId
+    answers: bool = Field(default=False, description="ask the fixed prompts once the run is measured")
 
 
 class RunState(Frozen):
@@ -83,10 +85,14 @@ class RunState(Frozen):
 
 
 class RunResult(Frozen):
-    """The figures of an ended run, and the client's own result as it was."""
+    """The figures of an ended run, what was answered to the fixed prompts, and the rest of the client's own result.
+
+    A prompt that was not asked, or that our own deadline cut off, is not among the answers.
+    """
 
     metrics: Metrics
     telemetry: Telemetry
+    answers: tuple[Answer, ...] = ()
     raw: dict[str, Any]
 
 

@@ -31,6 +31,10 @@ NO_GAIN_LEFT = 0.1
 was given up because finding out would cost more than it is likely to bring, and the word is inconclusive."""
 
 
+PARENT_PASSES = 3
+"""Passes over the fixed prompts from which the parent's own spread is known."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """Where an experiment stands: the missing run or the ruling, and the last judgement that led there."""
@@ -60,6 +64,22 @@ def assess(comparison: Comparison) -> Assessment:
     if standing.ruling is None:
         return Assessment(need=standing.need)
     return _verdict(comparison, *_word(comparison, standing))
+
+
+def asks_answers(comparison: Comparison, need: Need) -> bool:
+    """Whether the fixed prompts should be asked after the wanted run.
+
+    They cost a few seconds, so only where they matter: the parent's own spread takes a few passes, and a candidate is
+    asked from its second launch on, since most never get there and no keep comes before.
+    """
+    if not guards.guards_answers(comparison) or comparison.purpose in (Purpose.SENTINEL, Purpose.WITHOUT):
+        return False
+    first = ordered_points(comparison.workload)[0].name
+    if need.load_point != first or (need.run > 0 and not comparison.observes):
+        return False
+    if need.arm is Arm.CANDIDATE:
+        return need.block >= 1 or comparison.purpose is Purpose.CLOSE_OUT
+    return len(comparison.parent_answers) < PARENT_PASSES
 
 
 def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
@@ -199,6 +219,9 @@ def _close_out(comparison: Comparison) -> Assessment:
             missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
             if missing is not None:
                 return Assessment(need=missing)
+    broken = guards.broken_answers(comparison)
+    if broken is not None:
+        return _verdict(comparison, Outcome.WORSE, broken)
     chance, effect = no_gain(comparison), effects.objective_effect(comparison)
     assert chance is not None and effect is not None, "both sides were measured"
     outcome = Outcome.BETTER if chance < comparison.rule.false_keep_budget else Outcome.INCONCLUSIVE
@@ -254,12 +277,16 @@ def _kept(comparison: Comparison, said: str) -> tuple[Outcome, str]:
         return Outcome.BETTER, said
     allowed = comparison.workload.guards
     unproven, loose = guards.unproven_ceilings(comparison), guards.unguarded(comparison)
+    changed, told = guards.unproven_answers(comparison), guards.answers(comparison)
+    if changed is not None:
+        return Outcome.INCONCLUSIVE, f"{said}, but {changed}"
     if unproven and not allowed.keep_unproven_slo:
         return Outcome.INCONCLUSIVE, f"{said}, but an SLO is not shown to hold: {'; '.join(unproven)}"
     if loose and not allowed.keep_unguarded:
         return Outcome.INCONCLUSIVE, f"{said}, but a loss beyond the tolerance can't be excluded at {', '.join(loose)}"
     notes = [f"unguarded within the tolerance: {', '.join(loose)}"] if loose else []
     notes += [f"SLO not shown to hold: {'; '.join(unproven)}"] if unproven else []
+    notes += [f"answers: {told.word} ({told.reason})"] if told is not None else []
     return Outcome.BETTER, "; ".join((said, *notes))
 
 

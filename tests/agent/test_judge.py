@@ -60,6 +60,7 @@ from tests.agent.judging import (
     wish,
     with_latency,
 )
+from tools.simulated_answers import simulated_answers
 
 EVEN = {"C high": 100.0, "C low": 50.0, "B high": 100.0, "B low": 50.0}
 PARENT, CANDIDATE = np.array([False]), np.array([True])
@@ -464,6 +465,15 @@ def test_the_close_out_confirms_only_when_all_of_it_was_measured() -> None:
     wishes, said = played(EVEN | {"C high": 80.0}, purpose=Purpose.CLOSE_OUT)
     assert said.verdict is not None
     assert (said.verdict.outcome, len(wishes)) == (Outcome.INCONCLUSIVE, 12)
+
+
+def test_the_close_out_holds_the_final_answers_against_the_original_ones() -> None:
+    faster = EVEN | {"C high": 150.0, "C low": 75.0}
+    asked = {"purpose": Purpose.CLOSE_OUT, "parent_answers": (simulated_answers(1, "same"),) * 2}
+    for kind, outcome in (("close", Outcome.BETTER), ("broken", Outcome.WORSE)):
+        _, said = played(faster, **asked, candidate_answers=(simulated_answers(1, kind),))
+        assert said.verdict is not None
+        assert said.verdict.outcome is outcome, said.verdict.reason
 
 
 def test_the_more_experiments_the_more_a_keep_must_show() -> None:

@@ -5,22 +5,33 @@ The client is one standard-library file that is pushed to the host (`stream_clie
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from state.errors import CommandFailed
-from state.models import Metrics, Summary, Telemetry
+from state.models import Answer, Metrics, Summary, Telemetry
 from tools.target import RunRequest, RunResult
 
 SAMPLE_INTERVAL_S = 0.5
+TOP = 5
+"""How many alternatives are asked at each step: the most that the legacy completions API allows."""
+AT_ONCE = 4
 REQUEST, RESULT, PROGRESS = "request.json", "result.json", "progress.json"
 
 
 def source() -> bytes:
     """The client, to be put on the host."""
     return Path(__file__).with_name("stream_client.py").read_bytes()
+
+
+@functools.cache
+def fixed_prompts() -> tuple[dict[str, Any], ...]:
+    """The prompts that tell whether a server still answers as before: `id`, `text`, `max_tokens`."""
+    return tuple(tomllib.loads(Path(__file__).with_name("answers.toml").read_text(encoding="utf-8"))["prompts"])
 
 
 def request_json(
@@ -52,6 +63,7 @@ def request_json(
         "server_pid": request.process.pid,
         "sample_interval_s": SAMPLE_INTERVAL_S,
         "metrics_path": "/metrics",
+        "answers": {"prompts": fixed_prompts(), "top": TOP, "at_once": AT_ONCE} if request.answers else None,
     }
 
 
@@ -69,7 +81,8 @@ def parse(text: bytes, key: str) -> RunResult:
         raw: dict[str, Any] = json.loads(text)
         if raw["run_id"] != key:
             raise ValueError(f"it belongs to run {raw['run_id']}")
-        return RunResult(metrics=_metrics(raw), telemetry=_telemetry(raw), raw=raw)
+        answers = _answers(raw.pop("answers", None))
+        return RunResult(metrics=_metrics(raw), telemetry=_telemetry(raw), answers=answers, raw=raw)
     except (ValueError, KeyError, TypeError) as wrong:
         raise CommandFailed(
             f"the client's result cannot be used: {wrong}",
@@ -103,6 +116,21 @@ def _metrics(raw: dict[str, Any]) -> Metrics:
         client_bottleneck=client.get("bottleneck_reason"),
         stopped_early=raw["stopped_early"] or raw["error"],
         server_output_tokens=_counted(raw.get("server_counters")),
+    )
+
+
+def _answers(told: dict[str, Any] | None) -> tuple[Answer, ...]:
+    given = (told or {}).get("given", ())
+    return tuple(
+        Answer(
+            prompt=one["id"],
+            text=one.get("text", ""),
+            tokens=one.get("tokens", ()),
+            logprobs=one.get("logprobs", ()),
+            tops=one.get("tops", ()),
+            error=one.get("error"),
+        )
+        for one in given
     )
 
 
