@@ -186,7 +186,6 @@ class Idea(Frozen):
         default=False, description="it changes the numbers that the model computes with: its answers must be compared"
     )
     disruption: DisruptionField = Disruption.RESTART
-    numerics: bool = Field(default=False, description="the model computes with other numbers, so answers can differ")
     source: Source = Source(kind="built-in")
 
 
