@@ -22,7 +22,8 @@ TAIL_LINES = 40
 TAIL_CHARACTERS = 6000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 PREFIX = re.compile(
-    r"^(?:\([A-Za-z][\w-]*(?: [\w-]+)* pid=\d+\) ?)?"  # vLLM: the process that speaks
+    r"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ [\w.@-]+\[\d+\]: )?"  # the journal: time, host, program
+    r"(?:\([A-Za-z][\w-]*(?: [\w-]+)* pid=\d+\) ?)?"  # vLLM: the process that speaks
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[[\w.]+:\d+\] ?)?"  # vLLM: level, time, place
     r"(?:\[\d{4}-\d\d-\d\d [\d:]+(?: [A-Z]+\d+)*\] ?)?",  # SGLang: time and rank
     re.MULTILINE,
