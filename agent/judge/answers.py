@@ -35,7 +35,8 @@ FEWEST = 6
 """Below so many prompts with two answers to compare nothing is said: one odd answer would be too large a share."""
 NOISE_DRIFT = 0.01
 """Mean change of logprobs (natural logarithm) that is no change of the numerics even where the parent repeats itself to
-the last bit: the order of a sum moves them by less, a cache of 8 bits by three times as much."""
+the last bit: the company that a request has in its batch moves them by less, another kernel or number format by three
+times as much."""
 CLOSE_EDIT = 0.4
 """Without logprobs: edit distance beyond the parent's own up to which few answers can have gone another way. A cache of
 8 bits has half of that."""
@@ -65,7 +66,7 @@ class Pair(Frozen):
 
     @property
     def far(self) -> bool:
-        """Whether the reference held what was said instead for unlikely."""
+        """Whether the reference clearly preferred its own token."""
         return self.gap is not None and self.gap >= FAR
 
     @property
@@ -105,9 +106,9 @@ class Likeness(Frozen):
 def likeness(parent: Sequence[Pass], candidate: Sequence[Pass]) -> Likeness:
     """What the candidate's passes say beside the parent's; passes may lack prompts, which then count for nothing.
 
-    `same`: within the parent's own spread. `close`: the numbers changed, and where answers differ the parent was
-    nearly undecided. `broken`: many answers failed or say what the parent held for unlikely. `unknown`: too few
-    answers, or texts that differ much without logprobs that could tell why.
+    `same`: within the parent's own spread. `close`: the numbers changed, and where answers differ the parent was nearly
+    undecided. `broken`: many answers failed, or say what the parent would clearly not have said. `unknown`: too few
+    answers, one that failed, or texts that differ much without logprobs that could tell why.
     """
     pairs = [pair for one in candidate for pair in _held(one, parent)]
     if _prompts(pairs) < FEWEST:
