@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from agent.judge.answers import CLOSE_EDIT, FAR, FEWEST, NOISE_DRIFT, Likeness, 
 from state.models import Answer
 from tools.simulated_answers import simulated_answers
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "answers"
 PROMPTS = 12
 STEPS = 10
 OWN = -0.5
@@ -52,6 +55,11 @@ def bare(one: Sequence[Answer]) -> tuple[Answer, ...]:
 def failing(one: Sequence[Answer], count: int, error: str | None = "HTTP 500: no") -> tuple[Answer, ...]:
     """A pass whose first answers failed, or are empty."""
     return tuple(Answer(prompt=each.prompt, error=error) if place < count else each for place, each in enumerate(one))
+
+
+def recorded(name: str) -> tuple[Answer, ...]:
+    told = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return tuple(Answer.model_validate(one) for one in told)
 
 
 # --- the words -------------------------------------------------------------------------------------------------------
@@ -293,6 +301,29 @@ def test_prompts_that_were_not_asked_count_for_nothing() -> None:
 def test_edits_are_counted_over_the_longer_answer(left: str, right: str, edit: float) -> None:
     pair = compare(Answer(prompt="p", text=left), Answer(prompt="p", text=right))
     assert pair.edit == edit and pair.exact == (left == right)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "of_texts", "median_gap"),
+    [
+        ("parent", "same", "same", None),
+        ("flash_attention", "close", "close", 0.07),
+        ("cache_8_bits", "close", "close", 0.07),
+        ("cache_4_bits", "close", "unknown", 0.42),
+        ("rope_half", "broken", "broken", 1.53),
+        ("weights_1_percent_lost", "broken", "broken", 1.02),
+    ],
+)
+def test_real_answers_are_judged_as_when_they_were_given(
+    name: str, word: str, of_texts: str, median_gap: float | None
+) -> None:
+    """One pass each of the demo's server, with the change that the file is named after."""
+    parent, candidate = recorded("parent"), recorded(name)
+    found = likeness([parent], [candidate])
+    assert (found.word, likeness([bare(parent)], [bare(candidate)]).word) == (word, of_texts)
+    assert found.candidate is not None and found.candidate.gap == (
+        None if median_gap is None else pytest.approx(median_gap, abs=0.005)
+    )
 
 
 @pytest.mark.parametrize("word", ["same", "close", "broken"])
