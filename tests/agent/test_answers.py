@@ -295,8 +295,8 @@ def test_too_few_answers_are_unknown(
 
 
 def test_prompts_that_were_not_asked_count_for_nothing() -> None:
-    found = likeness(parents(), [one_pass()[:7]])
-    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 7
+    found = likeness(parents(), [one_pass()[:9]])
+    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 9
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
