@@ -32,9 +32,9 @@ ALTERNATIVES = 4
 ASTRAY_SHARE = 1 / 6
 """Share of answers that must fail or say an unlisted token for that alone to be a broken model: no change of numerics,
 down to 4 bits, ever did either, and two of twelve are no accident."""
-FEWEST = 8
-"""Below so many prompts with two answers to compare nothing is said: of six prompts drawn from the twelve, a cache of 4
-bits was called broken once in three draws."""
+FEWEST = 10
+"""Below so many prompts with two answers to compare nothing is said: of eight prompts drawn from the twelve, a cache of
+4 bits was called broken once in six draws; of ten it cannot be."""
 NOISE_DRIFT = 0.01
 """Mean change of logprobs (natural logarithm) that is no change of the numerics even where the parent repeats itself to
 the last bit: the company that a request has in its batch moves them by less, another kernel or number format by three

@@ -211,12 +211,12 @@ def test_one_failure_is_told_beside_what_else_is_broken() -> None:
 
 
 def test_where_the_parent_failed_there_is_nothing_to_fail_at() -> None:
-    lame = [failing(one_pass(), 3), failing(one_pass(), 3)]
-    assert likeness(lame, [failing(one_pass(), 3)]).word == "same"
+    lame = [failing(one_pass(), 2), failing(one_pass(), 2)]
+    assert likeness(lame, [failing(one_pass(), 2)]).word == "same"
     found = likeness(lame, [one_pass()])
-    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 9
-    empty = [failing(one_pass(), 3, None), failing(one_pass(), 3, None)]
-    assert likeness(empty, [failing(one_pass(), 3, None)]).word == "same"
+    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 10
+    empty = [failing(one_pass(), 2, None), failing(one_pass(), 2, None)]
+    assert likeness(empty, [failing(one_pass(), 2, None)]).word == "same"
 
 
 def test_an_end_that_was_nearly_as_likely_is_no_failure() -> None:
@@ -295,8 +295,8 @@ def test_too_few_answers_are_unknown(
 
 
 def test_prompts_that_were_not_asked_count_for_nothing() -> None:
-    found = likeness(parents(), [one_pass()[:9]])
-    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 9
+    found = likeness(parents(), [one_pass()[:10]])
+    assert found.word == "same" and found.candidate is not None and found.candidate.prompts == 10
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
