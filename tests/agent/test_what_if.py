@@ -51,7 +51,9 @@ def test_the_rule_of_then_says_the_words_of_then(database: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "change"), [("M6:collected", noise), ("M6:collected", traffic), ("end:closed", late)], ids=str
+    ("end", "change"),
+    [("M6:collected", noise), ("M6:collected", traffic), ("end:closed", late)],
+    ids=["noise", "traffic", "late"],
 )
 def test_it_does_so_too_where_something_went_wrong(end: str, change: object, tmp_path: Path) -> None:
     path = disturbed(tmp_path, "M6/run:after-outcome", end, change)  # type: ignore[arg-type]
