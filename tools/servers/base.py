@@ -16,7 +16,8 @@ from pydantic import Field
 from state.errors import ServerError
 from state.models import Change, FlagChange, Frozen, LaunchSpec
 
-FlagType = Literal["int", "float", "str", "choice", "flag"]
+FlagType = Literal["int", "size", "float", "str", "json", "choice", "flag"]
+"""`size`: an integer, possibly with a unit (`8k`)."""
 
 
 class KnownFlag(Frozen):
