@@ -7,6 +7,7 @@ returns is data: argv to be executed by a service adapter, requests to be sent b
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -184,6 +185,10 @@ class ServerAdapter(Protocol):
         """A real completion (id `generate`), from token ids or text."""
         ...
 
+    def tokens(self, answer: HttpAnswer) -> int:
+        """How many tokens the answer to `generate_request` proves; 0 for anything that is no proof of life."""
+        ...
+
     def model_name(self, answers: Mapping[str, HttpAnswer]) -> str | None:
         """The name under which the server wants to be asked, from the answers to `health_requests`."""
         ...
@@ -219,6 +224,7 @@ VOLATILE_NAMES = frozenset(
     {"PWD", "OLDPWD", "SHLVL", "_", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "XDG_SESSION_ID"}
 )
 VOLATILE_PREFIXES = ("SSH_", "RATCHET_")
+SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
 KeyedHash = Callable[[str], str]
 
@@ -237,8 +243,14 @@ def is_volatile(name: str) -> bool:
 
 
 def in_clear(adapter: ServerAdapter, known: FlagTable, name: str) -> bool:
-    """Whether a variable is the engine's own and is not the twin of a secret flag."""
-    return name.startswith(adapter.env_prefixes) and known.variables.get(name) not in adapter.secret_flags
+    """Whether a variable is the engine's own, and neither the twin of a secret flag nor a secret by its name."""
+    own = name.startswith(adapter.env_prefixes) and not names_secret(name)
+    return own and known.variables.get(name) not in adapter.secret_flags
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable holds a secret, judging by how its name ends."""
+    return SECRET_NAME.search(name) is not None
 
 
 def make_spec(
