@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from state.errors import ServerError
@@ -53,6 +54,7 @@ def _entry(head: str, text: str, section: str) -> Entry:
     return Entry(tuple(match[1] for match in found), hint, text.strip(), section)
 
 
+@cache
 def parse_help(text: str, engine: str) -> FlagTable:
     """Every option of the help. Raises ServerError when there is none."""
     printed = [entry for entry in entries(text) if entry.names]

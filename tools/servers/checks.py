@@ -21,18 +21,11 @@ SIZE = re.compile(r"[+-]?\d+|\d+(\.\d+)?[kmgtKMGT]i?")
 NUMBER = {"int": INT, "float": FLOAT}
 
 
-def fixed_by_name(known: FlagTable, globs: Mapping[str, str]) -> dict[str, str]:
-    """Flags that no experiment may touch, with the reason, from reason → names (with * for anything).
-
-    The negative of a switch goes with it.
-    """
-    wanted = [(reason, f"--{glob}") for reason, names in globs.items() for glob in names.split()]
-
-    def reason_for(name: str | None) -> str | None:
-        return next((reason for reason, glob in wanted if name and fnmatchcase(name, glob)), None)
-
-    found = {flag.name: reason_for(flag.name) or reason_for(flag.opposite) for flag in known.flags.values()}
-    return {name: reason for name, reason in found.items() if reason is not None}
+def fixed_by_name(flag: KnownFlag, globs: Mapping[str, str]) -> str | None:
+    """Why no experiment may touch a flag, from reason → names (with * for anything); with a switch its negative."""
+    names = [name.removeprefix("--") for name in (flag.name, flag.opposite) if name]
+    wanted = ((reason, glob) for reason, listed in globs.items() for glob in listed.split())
+    return next((reason for reason, glob in wanted if any(fnmatchcase(name, glob) for name in names)), None)
 
 
 def check_flag(change: FlagChange, known: FlagTable, fixed: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What servers with an OpenAI-style API have in common: a completion, its tokens, names, metrics; pure, it asks nothing."""
+"""What servers with an OpenAI-style API have in common: completions, names, metrics; pure, it asks nothing."""
 
 from __future__ import annotations
 

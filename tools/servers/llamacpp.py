@@ -16,7 +16,7 @@ from tools.servers import argv as words
 from tools.servers import checks, completions, llamacpp_help
 from tools.servers import llamacpp_state as state
 from tools.servers.apply import applied
-from tools.servers.base import FlagTable, HttpAnswer, HttpRequest, Reading
+from tools.servers.base import FlagTable, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SYNTAX = words.Syntax(
     underscores=True,
@@ -198,6 +198,11 @@ class LlamaCpp:
 
 def fixed_flags(known: FlagTable) -> dict[str, str]:
     """Flags of this server that no experiment may touch, with the reason."""
-    sampling = [flag.name for flag in known.flags.values() if flag.section == SAMPLING_SECTION]
-    answering = {name: ANSWERS for name in sampling if name != "--backend-sampling"}
-    return checks.fixed_by_name(known, FIXED_NAMES) | answering
+    reasons = {flag.name: _fixed(flag) for flag in known.flags.values()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _fixed(flag: KnownFlag) -> str | None:
+    if flag.section == SAMPLING_SECTION and flag.name != "--backend-sampling":
+        return ANSWERS
+    return checks.fixed_by_name(flag, FIXED_NAMES)

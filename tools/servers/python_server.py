@@ -1,4 +1,4 @@
-"""What vLLM and SGLang have in common: a Python program with argparse and an OpenAI-style API; pure, it runs nothing."""
+"""What vLLM and SGLang share: a Python program with argparse and an OpenAI-style API; pure, it runs nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from state.errors import ServerError
 from state.models import Change, EnvChange, FlagChange, LaunchSpec
 from tools.servers import argv as words
 from tools.servers import checks, completions
-from tools.servers.apply import applied
-from tools.servers.argparse_help import parse_help
 from tools.servers.base import FlagTable, FlagType, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SERVES = "it decides what is served, where and to whom, not how fast"
@@ -31,7 +29,6 @@ FIXED_ENV = {
     "CUDA_DEVICE_ORDER": PLACES,
     "NCCL_SOCKET_IFNAME": PLACES,
     "NCCL_IB_HCA": PLACES,
-    "*_CACHE_*": REACHES,
     "*_DIR": REACHES,
     "*_ROOT": REACHES,
     "*_HOME": REACHES,
@@ -115,7 +112,9 @@ class PythonServer:
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """See `ServerAdapter.check_change`."""
         if isinstance(change, FlagChange):
-            return checks.check_flag(change, known, checks.fixed_by_name(known, self.fixed_names))
+            flag = known.flags.get(change.name)
+            closed = checks.fixed_by_name(flag, self.fixed_names) if flag is not None else None
+            return checks.check_flag(change, known, {} if closed is None else {change.name: closed})
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, None, {**FIXED_ENV, **self.fixed_env})
         return self.hot.get(change.name, f"{self.engine} has no live setting {change.name} that Ratchet uses")
@@ -164,10 +163,6 @@ class PythonServer:
         """The first id of /v1/models."""
         return completions.first_name(answers)
 
-    def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
-        """See `ServerAdapter.apply`."""
-        return applied(self, spec, changes, known)  # type: ignore[arg-type]
-
 
 def completed(table: FlagTable, facts: Mapping[str, Mapping[str, object]]) -> FlagTable:
     """The table with what its help leaves out (name → fields); what the help lacks is not added."""
@@ -189,8 +184,3 @@ def by_text(table: FlagTable, wanted: re.Pattern[str], kind: FlagType) -> FlagTa
     """The table with a type for each open flag whose text matches."""
     names: Iterable[str] = (name for name, flag in table.flags.items() if _is_open(flag) and wanted.search(flag.text))
     return completed(table, {name: {"type": kind} for name in names})
-
-
-def help_table(text: str, engine: str) -> FlagTable:
-    """The bare table of a help text."""
-    return parse_help(text, engine)

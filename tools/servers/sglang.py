@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from state.models import LaunchSpec
+from state.models import Change, LaunchSpec
 from tools.servers import argv as words
 from tools.servers import completions, python_server
 from tools.servers import sglang_state as state
+from tools.servers.apply import applied
+from tools.servers.argparse_help import parse_help
 from tools.servers.base import FlagTable, FlagType, HttpAnswer, KnownFlag
 from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REPORTS, SERVES
 
@@ -43,12 +45,12 @@ TYPES: dict[FlagType, str] = {
     "load-snapshot-publish-interval mamba-cache-philox-rounds mamba-max-states-per-path mamba-track-interval "
     "max-loaded-loras max-lora-rank max-loras-per-batch max-mamba-cache-size max-queued-requests max-running-requests "
     "min-free-slots-delay mm-io-worker-num mm-processor-worker-num moe-dense-tp-size moe-dp-size nccl-port nnodes "
-    "node-rank num-continuous-decode-steps num-reserved-decode-tokens numa-node offload-group-size offload-num-in-group "
-    "offload-prefetch-step optimistic-prefill-attempts page-size port pp-async-batch-depth pp-max-micro-batch-size "
-    "pp-size prefill-delayer-max-delay-passes prefill-max-requests priority-scheduling-preemption-threshold random-seed "
-    "scheduler-recv-interval sm-group-num speculative-dflash-block-size speculative-draft-window-size "
-    "speculative-dspark-block-size speculative-eagle-topk speculative-ngram-capacity "
-    "speculative-ngram-external-corpus-max-tokens speculative-ngram-external-sam-budget "
+    "node-rank num-continuous-decode-steps num-reserved-decode-tokens numa-node offload-group-size "
+    "offload-num-in-group offload-prefetch-step optimistic-prefill-attempts page-size port pp-async-batch-depth "
+    "pp-max-micro-batch-size pp-size prefill-delayer-max-delay-passes prefill-max-requests "
+    "priority-scheduling-preemption-threshold random-seed scheduler-recv-interval sm-group-num "
+    "speculative-dflash-block-size speculative-draft-window-size speculative-dspark-block-size speculative-eagle-topk "
+    "speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens speculative-ngram-external-sam-budget "
     "speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth "
     "speculative-num-draft-tokens speculative-num-steps stream-interval tokenizer-worker-num torch-compile-max-bs "
     "tp-size triton-attention-num-kv-splits triton-attention-split-tile-size weight-cache-timeout "
@@ -70,12 +72,12 @@ MODEL_TYPE = KnownFlag(name="--model-type", takes_value=True, type="str", text="
 """Read by `sglang serve` itself, so no parser lists it."""
 
 FIXED_NAMES = {
-    SERVES: "model-path model-type tokenizer-path tokenizer-mode served-model-name revision host port *api-key ssl-* "
-    "enable-ssl-refresh fastapi-root-path smg-* grpc-* sidecar* is-embedding enable-multimodal *lora* weight-version "
-    "config context-length enable-http2 json-model-override-args limit-mm-data-per-request language-only encoder-only "
+    SERVES: "model-path model-type tokenizer-path tokenizer-mode served-model-name revision host port *api-key "
+    "ssl-* enable-ssl-refresh fastapi-root-path smg-* grpc-* sidecar* is-embedding enable-multimodal *lora* "
+    "weight-version config enable-http2 json-model-override-args limit-mm-data-per-request language-only encoder-only "
     "asr-* enable-streaming-session",
-    PLACES: "nccl-port dist-init-addr nnodes node-rank base-gpu-id gpu-id-step device use-ray disaggregation-* encoder-* "
-    "elastic-ep-* mooncake-ib-device engine-info-bootstrap-port decoupled-spec-*",
+    PLACES: "nccl-port dist-init-addr nnodes node-rank base-gpu-id gpu-id-step device use-ray disaggregation-* "
+    "encoder-* elastic-ep-* mooncake-ib-device engine-info-bootstrap-port decoupled-spec-*",
     ANSWERS: "chat-template hf-chat-template-name completion-template default-chat-template-kwargs tool-call-parser "
     "reasoning-parser strip-thinking-cache enable-strict-thinking sampling-defaults preferred-sampling-params "
     "allow-auto-truncate random-seed stream-response-default-include-usage incremental-streaming-output stream-output "
@@ -144,10 +146,14 @@ class Sglang(python_server.PythonServer):
     def parse_help(self, text: str) -> FlagTable:
         """See `ServerAdapter.parse_help`; `sglang serve --help` goes on with the flags of another server."""
         own = OTHER_HELP.split(text)[0]
-        table = python_server.by_text(python_server.help_table(own, self.engine), SIZE_TEXT, "size")
+        table = python_server.by_text(parse_help(own, self.engine), SIZE_TEXT, "size")
         table = python_server.completed(python_server.typed(table, TYPES), FACTS)
         more = {MODEL_TYPE.name: MODEL_TYPE} if MODEL_TYPE.name in own else {}
         return FlagTable(flags=table.flags | more)
+
+    def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
+        """See `ServerAdapter.apply`."""
+        return applied(self, spec, changes, known)
 
     def is_loading(self, answer: HttpAnswer) -> bool:
         """503 without a word: so it answers from opening its port to the end of its warm-up, for 12 s (0.5.17)."""

@@ -110,5 +110,7 @@ def _from_log(log: str) -> dict[str, str]:
             facts[_flag(key)] = {"True": compare.ON, "False": compare.OFF}.get(value, value.strip("'"))
     capacity = CAPACITY.findall(log)
     if capacity:
-        facts |= dict(zip(("--max-total-tokens", "--max-running-requests", "--context-length"), capacity[-1], strict=True))
+        facts |= dict(
+            zip(("--max-total-tokens", "--max-running-requests", "--context-length"), capacity[-1], strict=True)
+        )
     return facts

@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from state.models import LaunchSpec
+from state.models import Change, LaunchSpec
 from tools.servers import argv as words
 from tools.servers import completions, python_server
 from tools.servers import vllm_state as state
+from tools.servers.apply import applied
+from tools.servers.argparse_help import parse_help
 from tools.servers.base import FlagTable, FlagType, HttpAnswer
 from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REPORTS, SERVES
 
@@ -34,9 +36,9 @@ SYNTAX = words.Syntax(
 JSON_TEXT = re.compile(r"Should either be a valid JSON string or JSON keys")
 SIZE_TEXT = re.compile(r"human-readable")
 TYPES: dict[FlagType, str] = {
-    "int": "api-server-count block-size cpu-distributed-timeout-seconds cudagraph-capture-sizes data-parallel-size-local "
-    "distributed-timeout-seconds mamba-block-size max-cpu-loras max-cudagraph-capture-size max-log-len max-num-seqs "
-    "max-parallel-loading-workers num-gpu-blocks-override spec-tokens",
+    "int": "api-server-count block-size cpu-distributed-timeout-seconds cudagraph-capture-sizes "
+    "data-parallel-size-local distributed-timeout-seconds mamba-block-size max-cpu-loras max-cudagraph-capture-size "
+    "max-log-len max-num-seqs max-parallel-loading-workers num-gpu-blocks-override spec-tokens",
     "float": "kv-offloading-size video-pruning-rate",
     "json": "additional-config hf-overrides model-loader-extra-config",
 }
@@ -49,26 +51,26 @@ FACTS: dict[str, dict[str, object]] = {
 }
 
 FIXED_NAMES = {
-    SERVES: "model served-model-name tokenizer tokenizer-revision tokenizer-mode revision code-revision hf-config-path "
-    "hf-overrides host port uds root-path api-key ssl-* enable-ssl-refresh allow-credentials allowed-* *lora* runner "
-    "convert pooler-config config config-format grpc headless tokens-only limit-mm-per-prompt enable-prompt-embeds "
-    "enable-mm-embeds language-model-only mm-encoder-only",
+    SERVES: "model served-model-name tokenizer tokenizer-revision tokenizer-mode revision code-revision "
+    "hf-config-path hf-overrides host port uds root-path api-key ssl-* enable-ssl-refresh allow-credentials allowed-* "
+    "*lora* runner convert pooler-config config config-format grpc headless tokens-only limit-mm-per-prompt "
+    "enable-prompt-embeds enable-mm-embeds language-model-only mm-encoder-only",
     PLACES: "data-parallel-address data-parallel-rpc-port data-parallel-rank data-parallel-start-rank "
     "data-parallel-hybrid-lb data-parallel-external-lb data-parallel-multi-port-external-lb master-* nnodes node-rank "
     "device-ids data-parallel-supervisor-port dp-supervisor-*",
-    ANSWERS: "chat-template* default-chat-template-kwargs trust-request-chat-template response-role tool-call-parser "
-    "enable-auto-tool-choice exclude-tools-when-tool-choice-none reasoning-* generation-config *logprobs* seed "
-    "override-generation-config logits-processors return-tokens-as-token-ids enable-force-include-usage "
-    "enable-prompt-tokens-details skip-tokenizer-init model-class-overrides io-processor-plugin interleave-mm-strings "
-    "enable-return-routed-experts enable-per-request-metrics",
+    ANSWERS: "chat-template* default-chat-template-kwargs trust-request-chat-template response-role "
+    "tool-call-parser enable-auto-tool-choice exclude-tools-when-tool-choice-none reasoning-* generation-config "
+    "*logprobs* seed override-generation-config logits-processors return-tokens-as-token-ids "
+    "enable-force-include-usage enable-prompt-tokens-details skip-tokenizer-init model-class-overrides "
+    "io-processor-plugin interleave-mm-strings enable-return-routed-experts enable-per-request-metrics",
     REACHES: "trust-remote-code download-dir hf-token tool-server tool-parser-plugin middleware *-cls load-format "
     "ignore-patterns model-loader-extra-config pt-load-map-location kv-transfer-config ec-transfer-config "
     "kv-events-config weight-transfer-config profiler-config otlp-traces-endpoint collect-detailed-traces "
     "ray-workers-use-nsight mm-encoder-fp8-scale-*-path",
-    REPORTS: "help log-* max-log-len enable-log-* enable-logging-* disable-log-stats aggregate-engine-logging uvicorn-* "
-    "disable-uvicorn-access-log disable-access-log-for-endpoints disable-fastapi-docs enable-offline-docs fingerprint-* "
-    "enable-request-id-headers show-hidden-metrics-for-version shutdown-timeout enable-layerwise-nvtx-tracing "
-    "enable-tokenizer-info-endpoint enable-server-load-tracking",
+    REPORTS: "help log-* max-log-len enable-log-* enable-logging-* disable-log-stats aggregate-engine-logging "
+    "uvicorn-* disable-uvicorn-access-log disable-access-log-for-endpoints disable-fastapi-docs enable-offline-docs "
+    "fingerprint-* enable-request-id-headers show-hidden-metrics-for-version shutdown-timeout "
+    "enable-layerwise-nvtx-tracing enable-tokenizer-info-endpoint enable-server-load-tracking",
 }
 """Reason → names (with * for anything) of flags that no experiment may touch; a switch's negative goes with it."""
 FIXED_ENV = {
@@ -115,12 +117,16 @@ class Vllm(python_server.PythonServer):
 
     def parse_help(self, text: str) -> FlagTable:
         """See `ServerAdapter.parse_help`. `-O3` is a level of optimisation, which the help does not say."""
-        table = python_server.help_table(text, self.engine)
+        table = parse_help(text, self.engine)
         table = python_server.by_text(table, JSON_TEXT, "json")
         table = python_server.by_text(table, SIZE_TEXT, "size")
         level = table.flags.get("--optimization-level")
         short = {} if level is None or "-O" in table.spellings else {level.name: {"aliases": (*level.aliases, "-O")}}
         return python_server.completed(python_server.typed(table, TYPES), {**FACTS, **short})
+
+    def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
+        """See `ServerAdapter.apply`."""
+        return applied(self, spec, changes, known)
 
     def is_loading(self, answer: HttpAnswer) -> bool:
         """Never: the port opens once the engine is ready. A 503 means that the engine has died (0.25)."""
