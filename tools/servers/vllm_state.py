@@ -119,10 +119,10 @@ def _from_log(log: str) -> dict[str, str]:
         return facts
     version, config = engine[-1]
     for key, name in ENGINE_KEYS.items():
-        found = re.search(rf"(?<![\w']){key}=([^,()\s]+)", config)
-        if found and found[1] != "None":
-            facts[name] = _plain(found[1].removeprefix("torch."))
-    compiled = {key: found[1] for key, pattern in COMPILATION.items() if (found := pattern.search(config))}
+        said = re.search(rf"(?<![\w']){key}=([^,()\s]+)", config)
+        if said and said[1] != "None":
+            facts[name] = _plain(said[1].removeprefix("torch."))
+    compiled = {key: said[1] for key, pattern in COMPILATION.items() if (said := pattern.search(config))}
     if compiled:
         whole = {key: int(value) if value.isdigit() else value for key, value in compiled.items()}
         facts["--compilation-config"] = canonical_json(whole)
