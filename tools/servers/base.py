@@ -79,7 +79,11 @@ class HttpRequest(Frozen):
 
     id: str
     method: Literal["GET", "POST"] = "GET"
-    url: str
+    url: str = Field(description="http or https; tcp only connects, which counts as status 200")
+    command: tuple[str, ...] = Field(
+        default=(), description="run on the host instead of asking: its exit 0 counts as status 200, any other as 500"
+    )
+    proof: Literal["tokens", "answer"] = Field(default="tokens", description="what of the answer proves a live server")
     body: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     timeout_s: float = Field(default=10.0, gt=0)
@@ -116,7 +120,10 @@ class ServerAdapter(Protocol):
 
     @property
     def env_prefixes(self) -> tuple[str, ...]:
-        """Variables that start so are the engine's own: stored in clear and open to experiments."""
+        """Variables that start so are the engine's own: stored in clear and open to experiments.
+
+        An entry that ends with `=` is a whole name.
+        """
         ...
 
     @property
@@ -244,7 +251,7 @@ def is_volatile(name: str) -> bool:
 
 def in_clear(adapter: ServerAdapter, known: FlagTable, name: str) -> bool:
     """Whether a variable is the engine's own, and neither the twin of a secret flag nor a secret by its name."""
-    own = name.startswith(adapter.env_prefixes) and not names_secret(name)
+    own = f"{name}=".startswith(adapter.env_prefixes) and not names_secret(name)
     return own and known.variables.get(name) not in adapter.secret_flags
 
 

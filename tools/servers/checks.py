@@ -127,8 +127,9 @@ def check_env(
     name = change.name
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return f"{name!r} is not the name of a variable"
-    if not name.startswith(tuple(prefixes)):
-        return f"{name} is not one of the engine's own variables ({', '.join(prefixes)}…)"
+    if not f"{name}=".startswith(tuple(prefixes)):
+        own = ", ".join(prefix.removesuffix("=") if prefix.endswith("=") else f"{prefix}…" for prefix in prefixes)
+        return f"{name} is not one of the engine's own variables ({own or 'none are declared'})"
     closed = next((reason for glob, reason in fixed.items() if fnmatchcase(name, glob)), None)
     if closed is not None:
         return f"{name} is not open to experiments: {closed}"
