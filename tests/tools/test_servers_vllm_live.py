@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from state.models import FlagChange, LaunchSpec
-from tests.contracts.server_contract import ServerCase, ServerContract, keyed, spec_of
+from tests.contracts.server_contract import ServerCase, ServerContract, keyed
 from tests.local_host import LocalHost
 from tools.servers.base import FlagTable, make_spec
 from tools.servers.probe import generates, http
