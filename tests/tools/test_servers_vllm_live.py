@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -37,12 +38,14 @@ pytestmark = [
 
 
 class Served(NamedTuple):
-    """A running server with its command line as the kernel shows it, and its log."""
+    """A running server with its command line as the kernel shows it, its log, and what its program prints."""
 
     process: subprocess.Popen[bytes]
     argv: tuple[str, ...]
     base: str
     log: Path
+    help_text: str
+    version_text: str
     known: FlagTable
 
 
@@ -66,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         port: int = taken.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log"
     words = ("serve", MODEL, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "small", "tiny",
-             "--max_model_len", "2k", "--max-num-s", "8", "--enforce-eager", "--block-size=32",
+             "--max_model_len", "2k", "--max-num-se", "8", "--enforce-eager", "--block-size=32",
              "--no-enable-prefix-caching", "--attention-backend", "FLASHINFER", "-cc.mode=0")  # fmt: skip
     with log.open("wb") as sink:
         process = subprocess.Popen([PROGRAM, *words], env=environ(), stdout=sink, stderr=sink, start_new_session=True)
@@ -76,10 +79,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.5)
         argv = arguments(process.pid)
-        known = ADAPTER.parse_help(printed(ADAPTER.help_command(ADAPTER.program(argv))))
-        yield Served(process, argv, f"http://127.0.0.1:{port}", log, known)
+        program = ADAPTER.program(argv)
+        help_text, version_text = printed(ADAPTER.help_command(program)), printed(ADAPTER.version_command(program))
+        known = ADAPTER.parse_help(help_text)
+        yield Served(process, argv, f"http://127.0.0.1:{port}", log, help_text, version_text, known)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
 
 
@@ -93,12 +99,11 @@ def spec(served: Served) -> LaunchSpec:
 class TestContract(ServerContract):
     @pytest.fixture
     def case(self, served: Served) -> ServerCase:
-        version_text = printed(ADAPTER.version_command(ADAPTER.program(served.argv)))
         return ServerCase(
             adapter=ADAPTER,
-            help_text=printed(ADAPTER.help_command(ADAPTER.program(served.argv))),
-            version_text=version_text,
-            version=ADAPTER.parse_version(version_text),
+            help_text=served.help_text,
+            version_text=served.version_text,
+            version=ADAPTER.parse_version(served.version_text),
             argv=(*ADAPTER.program(served.argv), MODEL, "--port", "8201"),
             program=ADAPTER.program(served.argv),
             number="--tensor-parallel-size",
@@ -129,7 +134,7 @@ async def test_it_generates_and_shows_what_it_runs(served: Served) -> None:
     assert ADAPTER.in_flight(answers) == 0
     assert ADAPTER.counters(answers)["vllm:generation_tokens_total"] >= 3
     shown = ADAPTER.effective(answers, served.log.read_text())
-    assert shown["info:version"] == ADAPTER.parse_version(printed(ADAPTER.version_command(served.argv[:2])))
+    assert ADAPTER.parse_version(served.version_text).startswith(shown["info:version"])
     assert (shown["--max-model-len"], shown["--enforce-eager"], shown["--enable-prefix-caching"]) == (
         "2000",
         "on",
