@@ -164,6 +164,7 @@ BAD: list[tuple[Change, str]] = [
     (FlagChange(name="--max-running-requests", value="1e3"), "integer"),
     (FlagChange(name="--model-path", value="/other"), "what is served"),
     (FlagChange(name="--nnodes", value="2"), "accelerators"),
+    (FlagChange(name="--max-queued-requests", value="8"), "refuse requests"),
     (FlagChange(name="--enable-metrics", remove=True), "tells of itself"),
     (FlagChange(name="--crash-dump-folder", value="/x"), "write"),
     (FlagChange(name="--speculative-accept-threshold-single", value="0.5"), "what is answered"),

@@ -19,6 +19,8 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "vllm"
 HELP = (DATA / "help_0.25.1.txt").read_text()
 ADAPTER = Vllm()
 KNOWN = ADAPTER.parse_help(HELP)
+NEWER = ADAPTER.parse_help((DATA / "help_0.32.0_new.txt").read_text())
+"""What 0.32.0 has and 0.25.1 has not, and --max-num-seqs."""
 SCRIPT = ("/opt/venv/bin/python3", "/opt/venv/bin/vllm", "serve")
 MODULE = ("/opt/venv/bin/python3", "-m", "vllm.entrypoints.openai.api_server")
 CASE = ServerCase(
@@ -93,7 +95,22 @@ def test_help_facts(name: str, facts: dict[str, object]) -> None:
 
 def test_every_closed_name_stands_in_the_help() -> None:
     globs = [glob for names in FIXED_NAMES.values() for glob in names.split()]
-    assert [glob for glob in globs if not any(Path(name[2:]).match(glob) for name in KNOWN.flags)] == []
+    listed = [*KNOWN.flags, *NEWER.flags]
+    assert [glob for glob in globs if not any(Path(name[2:]).match(glob) for name in listed)] == []
+
+
+def test_a_newer_version_brings_flags_of_its_own() -> None:
+    assert NEWER.flags["--max-num-scheduled-tokens"].type == "size"
+    assert NEWER.flags["--kda-prefill-backend"].choices == ("auto", "triton", "flashkda", "flashinfer", "fused")
+    for name, reason in (("--max-num-queued-reqs", "refuse requests"), ("--watermark-config", "what is answered")):
+        assert reason in (ADAPTER.check_change(FlagChange(name=name, value="1"), NEWER) or "accepted")
+
+
+def test_an_abbreviation_of_one_version_is_ambiguous_in_the_next() -> None:
+    argv = (*SCRIPT, "--max-num-s", "8")
+    assert ADAPTER.read_argv(argv, KNOWN).flags == {"--max-num-seqs": ("8",)}
+    with pytest.raises(ServerError, match="--max-num-s"):
+        ADAPTER.read_argv(argv, NEWER)
 
 
 def test_the_interpreter_of_the_server_is_asked_for_its_version() -> None:

@@ -16,6 +16,8 @@ SERVES = "it decides what is served, where and to whom, not how fast"
 ANSWERS = "it changes what is answered"
 REACHES = "it lets the server download, write, run or load something"
 REPORTS = "it ends the program or changes what the program tells of itself, which Ratchet reads"
+REFUSES = "it lets the server refuse requests, which makes those that are left look faster"
+SECRET = "its value is a secret"
 PLACES = "it decides which accelerators or network devices are used, which others may need"
 
 ENV_PREFIXES = (
@@ -112,12 +114,18 @@ class PythonServer:
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """See `ServerAdapter.check_change`."""
         if isinstance(change, FlagChange):
-            flag = known.flags.get(change.name)
-            closed = checks.fixed_by_name(flag, self.fixed_names) if flag is not None else None
-            return checks.check_flag(change, known, {} if closed is None else {change.name: closed})
+            return checks.check_flag(change, known, self._closed(known.flags.get(change.name)))
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, None, {**FIXED_ENV, **self.fixed_env})
         return self.hot.get(change.name, f"{self.engine} has no live setting {change.name} that Ratchet uses")
+
+    def _closed(self, flag: KnownFlag | None) -> dict[str, str]:
+        """The reason why no experiment may touch this flag, under its name; empty for one that is open."""
+        if flag is None:
+            return {}
+        secret = SECRET if flag.name in self.secret_flags else None
+        reason = checks.fixed_by_name(flag, self.fixed_names) or secret
+        return {} if reason is None else {flag.name: reason}
 
     def base_url(self, spec: LaunchSpec) -> str:
         """See `ServerAdapter.base_url`."""

@@ -17,7 +17,7 @@ from tools.servers import sglang_state as state
 from tools.servers.apply import applied
 from tools.servers.argparse_help import parse_help
 from tools.servers.base import FlagTable, FlagType, HttpAnswer, KnownFlag
-from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REPORTS, SERVES
+from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REFUSES, REPORTS, SERVES
 
 SYNTAX = words.Syntax(
     equals=True,
@@ -83,6 +83,7 @@ FIXED_NAMES = {
     "allow-auto-truncate random-seed stream-response-default-include-usage incremental-streaming-output stream-output "
     "constrained-json-* enable-custom-logit-processor enable-return-* return-hidden-states-mode skip-tokenizer-init "
     "enable-cache-report speculative-accept-threshold-*",
+    REFUSES: "max-queued-requests abort-on-priority-when-disabled",
     REACHES: "trust-remote-code download-dir tool-server load-format model-loader-extra-config custom-weight-loader "
     "remote-instance-* modelexpress-config modelopt-* quantize-and-serve delete-ckpt-after-loading decrypted-* "
     "file-storage-path crash-dump-folder export-metrics-to-file* debug-tensor-dump-* forward-hooks msprobe-* "

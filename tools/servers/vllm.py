@@ -18,7 +18,7 @@ from tools.servers import vllm_state as state
 from tools.servers.apply import applied
 from tools.servers.argparse_help import parse_help
 from tools.servers.base import FlagTable, FlagType, HttpAnswer
-from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REPORTS, SERVES
+from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REFUSES, REPORTS, SERVES
 
 SYNTAX = words.Syntax(
     equals=True,
@@ -38,7 +38,8 @@ SIZE_TEXT = re.compile(r"human-readable")
 TYPES: dict[FlagType, str] = {
     "int": "api-server-count block-size cpu-distributed-timeout-seconds cudagraph-capture-sizes "
     "data-parallel-size-local distributed-timeout-seconds mamba-block-size max-cpu-loras max-cudagraph-capture-size "
-    "max-log-len max-num-seqs max-parallel-loading-workers num-gpu-blocks-override spec-tokens",
+    "max-log-len max-num-seqs max-parallel-loading-workers num-gpu-blocks-override spec-tokens max-num-active-seqs "
+    "max-num-queued-reqs elastic-ep-max-dp-size grpc-port max-lora-cls-labels prefix-match-unit",
     "float": "kv-offloading-size video-pruning-rate",
     "json": "additional-config hf-overrides model-loader-extra-config",
 }
@@ -53,8 +54,8 @@ FACTS: dict[str, dict[str, object]] = {
 FIXED_NAMES = {
     SERVES: "model served-model-name tokenizer tokenizer-revision tokenizer-mode revision code-revision "
     "hf-config-path hf-overrides host port uds root-path api-key ssl-* enable-ssl-refresh allow-credentials allowed-* "
-    "*lora* runner convert pooler-config config config-format grpc headless tokens-only limit-mm-per-prompt "
-    "enable-prompt-embeds enable-mm-embeds language-model-only mm-encoder-only",
+    "*lora* runner convert pooler-config config config-format grpc* headless tokens-only limit-mm-per-prompt "
+    "enable-prompt-embeds enable-mm-embeds language-model-only mm-encoder-only cohere-* enable-scale-out",
     PLACES: "data-parallel-address data-parallel-rpc-port data-parallel-rank data-parallel-start-rank "
     "data-parallel-hybrid-lb data-parallel-external-lb data-parallel-multi-port-external-lb master-* nnodes node-rank "
     "device-ids data-parallel-supervisor-port dp-supervisor-*",
@@ -62,7 +63,10 @@ FIXED_NAMES = {
     "tool-call-parser enable-auto-tool-choice exclude-tools-when-tool-choice-none reasoning-* generation-config "
     "*logprobs* seed override-generation-config logits-processors return-tokens-as-token-ids "
     "enable-force-include-usage enable-prompt-tokens-details skip-tokenizer-init model-class-overrides "
-    "io-processor-plugin interleave-mm-strings enable-return-routed-experts enable-per-request-metrics",
+    "io-processor-plugin interleave-mm-strings enable-return-routed-experts enable-per-request-metrics anthropic-* "
+    "tool-strict-level trust-request-mm-kwargs return-sampling-mask watermark-config enable-trace-replay "
+    "per-request-* aux-output-config",
+    REFUSES: "max-num-queued-*",
     REACHES: "trust-remote-code download-dir hf-token tool-server tool-parser-plugin middleware *-cls load-format "
     "ignore-patterns model-loader-extra-config pt-load-map-location kv-transfer-config ec-transfer-config "
     "kv-events-config weight-transfer-config profiler-config otlp-traces-endpoint collect-detailed-traces "
@@ -70,7 +74,8 @@ FIXED_NAMES = {
     REPORTS: "help log-* max-log-len enable-log-* enable-logging-* disable-log-stats aggregate-engine-logging "
     "uvicorn-* disable-uvicorn-access-log disable-access-log-for-endpoints disable-fastapi-docs enable-offline-docs "
     "fingerprint-* enable-request-id-headers show-hidden-metrics-for-version shutdown-timeout "
-    "enable-layerwise-nvtx-tracing enable-tokenizer-info-endpoint enable-server-load-tracking",
+    "enable-layerwise-nvtx-tracing enable-tokenizer-info-endpoint enable-server-load-tracking logging-config "
+    "custom-histogram-buckets",
 }
 """Reason → names (with * for anything) of flags that no experiment may touch; a switch's negative goes with it."""
 FIXED_ENV = {
@@ -95,7 +100,7 @@ class Vllm(python_server.PythonServer):
     engine: ClassVar[str] = "vllm"
     package: ClassVar[str] = "vllm"
     syntax: ClassVar[words.Syntax] = SYNTAX
-    secret_flags: ClassVar[frozenset[str]] = frozenset({"--api-key", "--hf-token"})
+    secret_flags: ClassVar[frozenset[str]] = frozenset({"--api-key", "--hf-token", "--watermark-config"})
     env_prefixes: ClassVar[tuple[str, ...]] = ("VLLM_", *ENV_PREFIXES)
     fixed_names: ClassVar[Mapping[str, str]] = FIXED_NAMES
     fixed_env: ClassVar[Mapping[str, str]] = FIXED_ENV
@@ -129,7 +134,7 @@ class Vllm(python_server.PythonServer):
         return applied(self, spec, changes, known)
 
     def is_loading(self, answer: HttpAnswer) -> bool:
-        """Never: the port opens once the engine is ready. A 503 means that the engine has died (0.25)."""
+        """Never: the port opens once the engine is ready; /health says 503 when the engine has died (0.25, 0.32)."""
         return False
 
     def counters(self, answers: Mapping[str, HttpAnswer]) -> dict[str, float]:
