@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,10 +20,13 @@ import pytest
 
 from state.models import FlagChange, LaunchSpec
 from tests.contracts.server_contract import ServerCase, ServerContract, keyed
+from tests.contracts.target_contract import over, request
 from tests.local_host import LocalHost
+from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import FlagTable, make_spec
 from tools.servers.probe import generates, http
 from tools.servers.vllm import Vllm
+from tools.target import Ready
 
 PROGRAM = os.environ.get("RATCHET_VLLM", "")
 MODEL = os.environ.get("RATCHET_VLLM_MODEL", "")
@@ -122,6 +126,12 @@ def test_the_command_line_of_the_process_is_read(served: Served) -> None:
     assert ADAPTER.base_url(spec(served)) == served.base
 
 
+def test_an_experiment_is_one_edit(served: Served) -> None:
+    changed = ADAPTER.apply(spec(served), (FlagChange(name="--max-num-seqs", value="16"),), served.known)
+    assert changed.argv[:4] == served.argv[:4]
+    assert changed.flags == spec(served).flags | {"--max-num-seqs": ("16",)}
+
+
 @pytest.mark.anyio
 async def test_it_generates_and_shows_what_it_runs(served: Served) -> None:
     host = LocalHost()
@@ -172,7 +182,49 @@ async def test_a_stopped_engine_is_dead_whatever_health_says(served: Served) -> 
     assert seen.state == "dead", seen
 
 
-def test_an_experiment_is_one_edit(served: Served) -> None:
-    changed = ADAPTER.apply(spec(served), (FlagChange(name="--max-num-seqs", value="16"),), served.known)
-    assert changed.argv[:4] == served.argv[:4]
-    assert changed.flags == spec(served).flags | {"--max-num-seqs": ("16",)}
+@pytest.mark.anyio
+async def test_a_target_adopts_relaunches_and_measures_it(served: Served, tmp_path: Path) -> None:
+    """The very last: what was started here is stopped, and what Ratchet started serves in its place."""
+    threading.Thread(target=served.process.wait, daemon=True).start()
+    port = int(served.base.rpartition(":")[2])
+    target = RemoteTarget(LocalHost(), ADAPTER, settings(tmp_path / "ratchet", served.base, port))
+    found = await target.adopt()
+    assert (found.spec.flags["--max-num-seqs"], found.engine_version) == (("8",), target.version)
+    await target.prepare()
+    await target.adopt()
+    await target.acquire("s1", f"session s1, agent process {os.getpid()}")
+    launched = None
+    try:
+        assert await target.trouble() is None
+        changed = target.derive(found.spec, (FlagChange(name="--max-num-seqs", value="16"),))
+        await target.launch("s1-T1", changed)
+        ready = await target.await_ready("s1-T1")
+        assert isinstance(ready, Ready), ready
+        launched = ready.process.pid
+        assert not any(text.startswith("--max-num-seqs") for text in ready.mismatches), ready.mismatches
+        serving = await target.serving()
+        assert serving is not None and serving.spec.fingerprint == changed.fingerprint
+        await target.begin_run("s1-M1", request(ready.process))
+        assert (await over(target, "s1-M1")).phase == "ended"
+        result = await target.collect_run("s1-M1")
+        assert result.metrics.output_tok_s > 0
+        await target.release()
+    finally:
+        if launched is not None:
+            os.killpg(launched, signal.SIGKILL)
+
+
+def settings(root: Path, url: str, port: int) -> RemoteSettings:
+    return RemoteSettings(
+        name="vllm",
+        directory=str(root),
+        python=sys.executable,
+        url=url,
+        port=port,
+        model=None,
+        start_deadline_s=START_S,
+        stop_grace_s=30.0,
+        lease_s=600,
+        pid=None,
+        api_key_file=None,
+    )
