@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,13 +19,18 @@ from pydantic import ValidationError
 from state.errors import PolicyRefused, ServerError
 from state.models import EnvChange, FlagChange, ProcessId
 from tests.contracts.server_contract import ServerCase, ServerContract, declared, spec_of
+from tests.contracts.target_contract import over, request
 from tests.local_host import LocalHost
+from tools.remote import RemoteSettings, RemoteTarget
 from tools.restore import ALREADY, Restore
 from tools.servers.base import HttpAnswer
 from tools.servers.generic import HEADER, DeclaredFlag, Generic, GenericRules
 from tools.servers.probe import generates
+from tools.services.base import StopJobs
 from tools.shell import quote
+from tools.target import Ready
 
+PROJECT = Path(__file__).resolve().parents[2]
 RULES = GenericRules(
     flags=(
         DeclaredFlag(name="--max-connections", type="int", low=1, high=1000, aliases=("-N",)),
@@ -145,9 +152,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]
     """Process and port of a web server that is no engine."""
     folder = tmp_path_factory.mktemp("www")
     (folder / "status").write_text("fine\n")
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        number: int = taken.getsockname()[1]
+    number = free_port()
     command = [sys.executable, "-m", "http.server", str(number), "--bind", "127.0.0.1"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -195,10 +200,8 @@ async def test_the_declared_check_decides(port: int, rules: GenericRules, state:
 
 @pytest.mark.anyio
 async def test_a_port_that_nobody_listens_on_is_dead() -> None:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        seen = await generates(LocalHost(), sys.executable, Generic(GenericRules(), url), url, timeout_s=5)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    seen = await generates(LocalHost(), sys.executable, Generic(GenericRules(), url), url, timeout_s=5)
     assert seen.state == "dead" and "refused" in seen.reason
 
 
@@ -240,3 +243,79 @@ async def test_the_watcher_believes_the_same_check(
     prelude = f"boot={boot}\nnap() {{ sleep 0.1; }}\n"
     done = await host.run(f"{quote(['sh', '-c', prelude + restore.render()])}", timeout_s=60)
     assert (done.exit == ALREADY) is proven, done.text + done.tail
+
+
+@pytest.fixture
+def engine(demo_model: Path) -> Iterator[int]:
+    """Port of the demo's server, started as an operator starts it."""
+    port = free_port()
+    words = ("-m", "tools.demo.llama_server", "-m", str(demo_model), "--port", str(port), "-t", "1", "-np", "2")
+    none = subprocess.DEVNULL
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=PROJECT, stdin=none, stdout=none, stderr=none, start_new_session=True
+    )
+    threading.Thread(target=process.wait, daemon=True).start()
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(port):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+
+
+@pytest.mark.real
+@pytest.mark.anyio
+async def test_a_target_relaunches_and_measures_a_server_it_knows_nothing_of(engine: int, tmp_path: Path) -> None:
+    """The demo's server, told of as if it had no adapter."""
+    host, root, url = LocalHost(), tmp_path / "ratchet", f"http://127.0.0.1:{engine}"
+    rules = GenericRules(
+        flags=(DeclaredFlag(name="-np", type="int", low=1, high=64),),
+        env=("OMP_WAIT_POLICY",),
+        health_path="/health",
+        version_command=(sys.executable, "--version"),
+    )
+    target = RemoteTarget(host, Generic(rules, url), remote_settings(root, url, engine))
+    await target.prepare()
+    found = await target.adopt()
+    assert (found.spec.flags, found.engine_version[:8]) == ({"-np": ("2",)}, "Python 3")
+    await target.acquire("s1", f"session s1, agent process {os.getpid()}")
+    try:
+        changes = (FlagChange(name="-np", value="4"), EnvChange(name="OMP_WAIT_POLICY", value="passive"))
+        changed = target.derive(found.spec, changes)
+        await target.launch("s1-T1", changed)
+        ready = await target.await_ready("s1-T1")
+        assert isinstance(ready, Ready), ready
+        serving = await target.serving()
+        assert serving is not None and serving.spec.fingerprint == changed.fingerprint
+        assert serving.spec.argv[-2:] == ("-np", "4")
+        await target.begin_run("s1-M1", request(ready.process))
+        assert (await over(target, "s1-M1")).phase == "ended"
+        assert (await target.collect_run("s1-M1")).metrics.output_tok_s > 0
+        await target.release()
+    finally:
+        await host.check(StopJobs(root=str(root), shape="*-T*", grace_s=10.0).render(), timeout_s=60)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def remote_settings(root: Path, url: str, port: int) -> RemoteSettings:
+    return RemoteSettings(
+        name="any",
+        directory=str(root),
+        python=sys.executable,
+        url=url,
+        port=port,
+        model=None,
+        start_deadline_s=60.0,
+        stop_grace_s=10.0,
+        lease_s=600,
+        pid=None,
+        api_key_file=None,
+    )

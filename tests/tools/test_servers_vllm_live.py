@@ -26,6 +26,7 @@ from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import FlagTable, make_spec
 from tools.servers.probe import generates, http
 from tools.servers.vllm import Vllm
+from tools.services.base import StopJobs
 from tools.target import Ready
 
 PROGRAM = os.environ.get("RATCHET_VLLM", "")
@@ -193,14 +194,12 @@ async def test_a_target_adopts_relaunches_and_measures_it(served: Served, tmp_pa
     await target.prepare()
     await target.adopt()
     await target.acquire("s1", f"session s1, agent process {os.getpid()}")
-    launched = None
     try:
         assert await target.trouble() is None
         changed = target.derive(found.spec, (FlagChange(name="--max-num-seqs", value="16"),))
         await target.launch("s1-T1", changed)
         ready = await target.await_ready("s1-T1")
         assert isinstance(ready, Ready), ready
-        launched = ready.process.pid
         assert not any(text.startswith("--max-num-seqs") for text in ready.mismatches), ready.mismatches
         serving = await target.serving()
         assert serving is not None and serving.spec.fingerprint == changed.fingerprint
@@ -210,8 +209,8 @@ async def test_a_target_adopts_relaunches_and_measures_it(served: Served, tmp_pa
         assert result.metrics.output_tok_s > 0
         await target.release()
     finally:
-        if launched is not None:
-            os.killpg(launched, signal.SIGKILL)
+        stop = StopJobs(root=str(tmp_path / "ratchet"), shape="*-T*", grace_s=30.0)
+        await LocalHost().check(stop.render(), timeout_s=120)
 
 
 def settings(root: Path, url: str, port: int) -> RemoteSettings:
