@@ -204,7 +204,7 @@ def test_two_entries_that_mean_the_same_here_are_one() -> None:
 
 
 def test_nothing_is_known_of_a_generic_server() -> None:
-    assert experiments("generic", CatalogueFacts.model_construct()).experiments == ()
+    assert experiments("generic", host()).experiments == ()
 
 
 def test_an_engine_without_a_catalogue_is_a_configuration_error() -> None:
