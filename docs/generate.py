@@ -50,8 +50,8 @@ file is stored with the session, so `resume` and `restore` need no file and igno
 in [the guide to your own server](../how-to/own-server.md). In TOML, leave out a key to get what is called None here.
 
 **Accepted but without effect today:** the levels `patch` and `host` of `policy.max_disruption` (no experiment needs
-them yet). Changes of kind `hot` are refused and their experiment is blocked, since llama.cpp's server has no live API
-for its settings. A server that is found stopped is refused with exit code 3.
+them yet). Changes of kind `hot` are refused and their experiment is blocked: no engine has a live API for settings that
+are worth an experiment. A server that is found stopped is refused with exit code 3.
 """
 
 CATALOGUE_HEAD = """\

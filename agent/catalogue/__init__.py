@@ -22,8 +22,11 @@ class _Drop(Exception):
 
 
 def experiments(engine: str, facts: CatalogueFacts) -> Catalogue:
-    """The engine's packaged catalogue for this host and parent; ConfigError for an engine without one."""
-    return fitted(book(engine), facts)
+    """The engine's packaged catalogue for this host and parent; ConfigError for an engine without one.
+
+    Nothing is known of a generic server: its experiments stand in the session file.
+    """
+    return fitted(Book(experiments=()) if engine == "generic" else book(engine), facts)
 
 
 def fitted(catalogue: Book, facts: CatalogueFacts) -> Catalogue:

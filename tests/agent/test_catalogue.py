@@ -332,6 +332,10 @@ def test_two_entries_that_mean_the_same_here_are_one() -> None:
     assert len(fitted(written, host(cores=8)).experiments) == 2
 
 
+def test_nothing_is_known_of_a_generic_server() -> None:
+    assert experiments("generic", host()).experiments == ()
+
+
 def test_an_engine_without_a_catalogue_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match='no catalogue for the engine "abacus"'):
         experiments("abacus", host())
