@@ -6,6 +6,7 @@ from agent.config import SessionConfig
 from agent.planners.base import Planner
 from agent.planners.catalogue import CataloguePlanner
 from agent.planners.selftest import SelftestPlanner
+from tools.benches.choice import bench_client
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import ServerAdapter
 from tools.servers.llamacpp import LlamaCpp
@@ -36,7 +37,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         pid=server.pid,
         api_key_file=server.api_key_file,
     )
-    return RemoteTarget(host, ADAPTERS[server.engine](), settings)
+    return RemoteTarget(host, ADAPTERS[server.engine](), settings, bench_client(config.workload))
 
 
 def planner_for(config: SessionConfig) -> Planner:

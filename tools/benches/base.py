@@ -32,13 +32,25 @@ class Place(Frozen):
 class BenchClient(Protocol):
     """One kind of benchmark client."""
 
-    name: str
-    leaves: tuple[str, ...]
-    """Files in the folder of a run that `parse` reads; the first is there after every run that ended by itself."""
-    progress: str | None
-    """A file that is rewritten while the client measures, None where only alive and ended can be told apart."""
-    lacks: tuple[str, ...]
-    """What it cannot do or tell, each in words."""
+    @property
+    def name(self) -> str:
+        """As `workload.client` names it."""
+        ...
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Files in the folder of a run that `parse` reads; the first is there after every run that ended by itself."""
+        ...
+
+    @property
+    def progress(self) -> str | None:
+        """A file that is rewritten while it measures, None where only alive and ended can be told apart."""
+        ...
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What it cannot do or tell, each in words."""
+        ...
 
     def script(self, key: str, request: RunRequest, at: Place) -> str:
         """Sh of the job; the folder of the run is its working directory, and the job becomes the client."""
