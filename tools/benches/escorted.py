@@ -98,6 +98,10 @@ class EscortedClient(ABC):
     """Whether all load comes from one thread, so that its CPU use says whether it kept up."""
     rows: ClassVar[str | None] = None
     """Lines that are kept of what it prints, as a pattern; None for one block with a head and a foot."""
+    printed_as: ClassVar[Mapping[str, str]] = {}
+    """Labels of its printed result and the names under which it writes the same figures."""
+    needed_labels: ClassVar[tuple[str, ...]] = ()
+    """Labels without which it printed no result."""
     environment: ClassVar[Mapping[str, str]] = OFFLINE
     key_variables: ClassVar[tuple[str, ...]] = ()
     """Where it looks for an API key; () when it takes one only where everybody can read it."""
@@ -175,9 +179,11 @@ class EscortedClient(ABC):
                 raise ValueError(f"it belongs to run {raw['run_id']}")
             if raw["client"] != self.name:
                 raise ValueError(f"it was written by {raw['client']}")
-            told, asked = Figures(raw["told"]), _asked(escort)
+            shown = labels(raw["printed"])
+            told, asked = Figures({**only_printed(shown, self.printed_as), **raw["told"]}), _asked(escort)
             metrics = self.figures(told, asked)
-            differs = [*self.contradictions(told, raw["printed"])]
+            differs = [f"it did not print {label}" for label in self.needed_labels if label not in shown]
+            differs += [*differences(told, shown, self.printed_as), *self.contradictions(told, raw["printed"])]
             if differs:
                 more = f" (and {len(differs) - 3} more)" if len(differs) > 3 else ""
                 raise ValueError(f"the client contradicts itself: {'; '.join(differs[:3])}{more}")
@@ -241,16 +247,25 @@ def labels(printed: str) -> dict[str, str]:
     return {label.strip(): value for label, value in found}
 
 
+def only_printed(shown: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+    """Printed figures by the names under which newer versions write them; what is no number stays a word."""
+    return {path: _number(shown[label]) for label, path in names.items() if label in shown}
+
+
+def _number(word: str) -> float | str:
+    try:
+        found = float(word)
+    except ValueError:
+        return word
+    return found if math.isfinite(found) else word
+
+
 def differences(told: Figures, printed: Mapping[str, str], names: Mapping[str, str]) -> Iterable[str]:
     """Printed numbers (label → path) that differ from the written ones; a label that was not printed says nothing."""
     for label, path in names.items():
         if label in printed and isinstance(written := told.get(path), int | float):
-            try:
-                shown = float(printed[label])
-            except ValueError:
-                yield f"{label} is printed as {printed[label]}"
-                continue
-            if not abs(shown - written) <= ROUNDED:
+            shown = _number(printed[label])
+            if isinstance(shown, str) or not abs(shown - written) <= ROUNDED:
                 yield f"{label} is printed as {printed[label]}, written as {written}"
 
 
