@@ -311,6 +311,17 @@ def ending(escort: Mapping[str, Any]) -> str:
     return str(escort.get("error") or escort.get("stopped_early") or f"it ended with exit code {code}")
 
 
+WRITTEN = ("completed", "duration", "total_output_tokens")
+
+
+def single_figures(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat result without its lists; ValueError when it does not tell, itself, what every version writes."""
+    missing = [name for name in WRITTEN if name not in whole]
+    if missing:
+        raise ValueError(f"the client's result does not tell {', '.join(missing)}")
+    return {name: value for name, value in whole.items() if not isinstance(value, list | dict)}
+
+
 def loads(text: str) -> Any:
     """JSON as benchmark clients write it: `NaN` and `Infinity` become words, which no reader takes for numbers."""
     return json.loads(text, parse_constant=str)

@@ -23,6 +23,7 @@ from tools.benches.escorted import (
     loads,
     missing_answers,
     names,
+    single_figures,
 )
 from tools.target import RunRequest
 
@@ -90,7 +91,7 @@ class SglangBench(EscortedClient):
         if not lines:
             raise ValueError("the client's result is empty")
         line: dict[str, Any] = loads(lines[-1])
-        told = {name: value for name, value in line.items() if not isinstance(value, list | dict)}
+        told = single_figures(line)
         for name, said, wanted in (
             ("max_concurrency", told.get("max_concurrency"), asked.concurrency),
             ("random_output_len", told.get("random_output_len"), asked.output_tokens),

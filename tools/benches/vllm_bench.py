@@ -18,6 +18,7 @@ from tools.benches.escorted import (
     loads,
     missing_answers,
     names,
+    single_figures,
 )
 from tools.target import RunRequest
 
@@ -78,7 +79,7 @@ class VllmBench(EscortedClient):
     def condensed(self, text: str, asked: Asked) -> dict[str, Any]:
         """All single figures, and of the lists what only they tell."""
         whole: dict[str, Any] = loads(text)
-        told = {name: value for name, value in whole.items() if not isinstance(value, list | dict)}
+        told = single_figures(whole)
         for name, wanted in (("max_concurrency", asked.concurrency), ("num_prompts", asked.requests)):
             if told.get(name) not in (None, wanted):
                 raise ValueError(f"it is the result of another run: {name} is {told[name]}, asked were {wanted}")
