@@ -71,8 +71,9 @@ class Recording:
     def __init__(self, client: EscortedClient, name: str, at: LoadPoint, prints: Mapping[str, str]) -> None:
         self.client, self.at, self.prints = client, at, prints
         folder, ending = DATA / client.name, Path(client.result).suffix
-        self.line: dict[str, Any] = json.loads((folder / f"{name}{ending}").read_text())
-        self.text = (folder / f"{name}.txt").read_text()
+        self.path = folder / f"{name}{ending}"
+        self.line: dict[str, Any] = json.loads(self.path.read_text())
+        self.text = self.path.with_suffix(".txt").read_text()
 
     def files(self, line: Mapping[str, Any] | None = None, text: str | None = None, **seen: Any) -> Files:
         written = json.dumps(self.line if line is None else line)

@@ -1845,7 +1845,8 @@ class EscortedBench(Bench):
                 stopped = STOPS[self._board.stop]
                 escort.stop()
             time.sleep(TICK_S)
-        readings.update(dict.fromkeys(escort.seen() - {"begin"}, probe.read()))
+        if "begin" in readings:
+            readings.update(dict.fromkeys(escort.seen(), probe.read()))
         readings["over"] = probe.read()
         code = escort.end()
         counters["after"] = self.job.server_counters()
