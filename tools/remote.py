@@ -87,7 +87,7 @@ class RemoteTarget:
         self.host = host
         self.adapter = adapter
         self.settings = settings
-        self.client = client or Builtin()
+        self.bench = client or Builtin()
         self.root = ""
         self.machine: Machine | None = None
         self.known: FlagTable | None = None
@@ -252,6 +252,22 @@ class RemoteTarget:
         seen = await ask(self.host, FolderFact(self.root, self.settings.python))
         return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
 
+    async def client(self) -> str:
+        """See `Target.client`; asked in the way in which the client will be started."""
+        words = self.bench.version_command()
+        if not words:
+            return self.bench.name
+        said = await self.host.run(f"{quote(words)} 2>&1 </dev/null", timeout_s=120)
+        version = next((line.strip() for line in reversed(said.text.splitlines()) if line.strip()), "")
+        if not said.ok or not version:
+            raise HostError(
+                f"the benchmark client {self.bench.name} cannot be started",
+                where={"host": self.host.name, "command": quote(words), "ended": said.ending},
+                tail=said.text,
+                do="install it on the host for the login's user, or correct workload.client_command",
+            )
+        return f"{self.bench.name} {version}"
+
     async def facts(self) -> TargetFacts:
         """See `Target.facts`."""
         machine = await self.look_around()
@@ -383,7 +399,7 @@ class RemoteTarget:
             model=self.settings.model,
             api_key_file=self.settings.api_key_file,
         )
-        await jobs.start(self._held(), self.root, key, self.client.script(key, request, place))
+        await jobs.start(self._held(), self.root, key, self.bench.script(key, request, place))
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -393,9 +409,9 @@ class RemoteTarget:
         if state.phase != "running":
             return RunState(phase="ended" if state.phase == "ended" else "vanished")
         with suppress(CommandFailed, ValueError):
-            if self.client.progress is None:
+            if self.bench.progress is None:
                 return RunState(phase="running")
-            seen = json.loads(await jobs.read(self.host, self.root, key, self.client.progress))
+            seen = json.loads(await jobs.read(self.host, self.root, key, self.bench.progress))
             return RunState(
                 phase="running",
                 elapsed_s=seen["elapsed_s"] or 0.0,
@@ -407,7 +423,7 @@ class RemoteTarget:
     async def collect_run(self, key: str) -> RunResult:
         """See `Target.collect_run`."""
         try:
-            return self.client.parse(await self._left(key), key)
+            return self.bench.parse(await self._left(key), key)
         except CommandFailed as error:
             said = await jobs.tail(self.host, self.root, key, "stderr", 12)
             raise CommandFailed(
@@ -593,7 +609,7 @@ class RemoteTarget:
 
     async def _left(self, key: str) -> dict[str, bytes]:
         """The files that the client left of those it should; only the first is sure to be there."""
-        sure, *others = self.client.leaves
+        sure, *others = self.bench.leaves
         files = {sure: await self._whole(f"{jobs.job_dir(self.root, key)}/{sure}")}
         for name in others:
             with suppress(CommandFailed):

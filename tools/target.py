@@ -152,6 +152,10 @@ class Target(Protocol):
         """Whether our files can lie on the host; reads only."""
         ...
 
+    async def client(self) -> str:
+        """Name and version of the benchmark client; reads only. Raises HostError when it cannot be started there."""
+        ...
+
     async def facts(self) -> TargetFacts:
         """What planners may know; reads only."""
         ...

@@ -14,11 +14,18 @@ from typing import Any
 import pytest
 
 from agent.validity import invalid_reasons
+from state.errors import CommandFailed, HostError
 from state.models import ValidityRule
 from tests.contracts.bench_contract import KEY, request
+from tests.local_host import LocalHost
 from tests.tools.test_benches import AIPERF, GUIDELLM, SGLANG, VLLM, Recording
 from tests.tools.test_stream_client import CLIENT, Client, Stub, stub_server, until
-from tools.benches.base import Place
+from tools.benches.base import BenchClient, Place
+from tools.benches.builtin import Builtin
+from tools.benches.sglang_bench import SglangBench
+from tools.benches.vllm_bench import VllmBench
+from tools.remote import RemoteSettings, RemoteTarget
+from tools.servers.llamacpp import LlamaCpp
 
 PLAYBACK = Path(__file__).with_name("playback.py")
 PROMPT = {"id": "capital", "text": "The capital of France is", "max_tokens": 4}
@@ -163,3 +170,70 @@ def test_words_that_cannot_be_run_are_refused(client: Client, stub: Stub, tmp_pa
     done = subprocess.run(client.command(stub.url, escort=wanted), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "request.escort" in done.stderr
+
+
+def target_with(bench: BenchClient, folder: Path, url: str) -> RemoteTarget:
+    """A target on this machine; nothing is asked of its server but what the client asks."""
+    settings = RemoteSettings(
+        name="here",
+        directory=str(folder / "ratchet"),
+        python=sys.executable,
+        url=url,
+        port=int(url.rpartition(":")[2]),
+        model="stub",
+        start_deadline_s=5.0,
+        stop_grace_s=1.0,
+        lease_s=300,
+        pid=None,
+        api_key_file=None,
+    )
+    return RemoteTarget(LocalHost(), LlamaCpp(), settings, bench)
+
+
+@pytest.mark.anyio
+async def test_a_target_runs_the_client_that_it_was_given(stub: Stub, tmp_path: Path) -> None:
+    played = [sys.executable, str(PLAYBACK), str(SGLANG.path), SGLANG.client.result]
+    target = target_with(SglangBench(played, (), "/srv/llm/tokenizer"), tmp_path, stub.url)
+    await target.prepare()
+    await target.acquire("s1", "a test")
+    await target.begin_run(KEY, request(SGLANG.at))
+    for _ in range(600):
+        state = await target.look_run(KEY)
+        if state.phase != "running":
+            break
+        assert (state.done, state.output_tokens) == (0, 0)
+        await target.pause(0.05)
+    assert state.phase == "ended"
+    assert (await target.collect_run(KEY)).metrics.completed == 24
+    await target.release()
+
+
+@pytest.mark.anyio
+async def test_a_client_that_wrote_nothing_is_told_with_its_last_words(stub: Stub, tmp_path: Path) -> None:
+    crash = ["sh", "-c", "echo 'requests.exceptions.ConnectionError: refused' >&2; exit 1"]
+    target = target_with(SglangBench(crash, (), "/srv/llm/tokenizer"), tmp_path, stub.url)
+    await target.prepare()
+    await target.acquire("s1", "a test")
+    await target.begin_run(KEY, request(SGLANG.at))
+    while (await target.look_run(KEY)).phase == "running":
+        await target.pause(0.05)
+    with pytest.raises(CommandFailed) as failed:
+        await target.collect_run(KEY)
+    assert failed.value.tail.splitlines() == [
+        "the client's result cannot be used: the client wrote no client.jsonl (it ended with exit code 1)",
+        "requests.exceptions.ConnectionError: refused",
+    ]
+    await target.release()
+
+
+@pytest.mark.anyio
+async def test_the_client_is_asked_for_its_version_before_anything_else(stub: Stub, tmp_path: Path) -> None:
+    there, gone = VllmBench(["echo"], (), "t"), SglangBench([sys.executable], (), "t")
+    assert await target_with(there, tmp_path, stub.url).client() == "vllm --version"
+    file = SglangBench([sys.executable, str(PLAYBACK)], (), "t")
+    assert await target_with(file, tmp_path, stub.url).client() == f"sglang {PLAYBACK}"
+    assert await target_with(Builtin(), tmp_path, stub.url).client() == "builtin"
+    with pytest.raises(HostError, match="sglang cannot be started") as refused:
+        await target_with(gone, tmp_path, stub.url).client()
+    assert "PackageNotFoundError" in refused.value.tail and "client_command" in refused.value.do
+    assert not (tmp_path / "ratchet").exists()

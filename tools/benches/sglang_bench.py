@@ -82,7 +82,12 @@ class SglangBench(EscortedClient):
         )
 
     def version_command(self) -> tuple[str, ...]:
-        """See `BenchClient.version_command`; its own module takes seconds to load, the package's record does not."""
+        """See `BenchClient.version_command`; its own module takes seconds to load, the package's record does not.
+
+        Where the client is a file of its own, it need only be readable.
+        """
+        if len(self.command) > 1 and self.command[1].endswith(".py"):
+            return (self.command[0], "-c", "import sys; open(sys.argv[1]); print(sys.argv[1])", self.command[1])
         return (self.command[0], "-c", "import importlib.metadata as m; print(m.version('sglang'))")
 
     def condensed(self, text: str, asked: Asked) -> dict[str, Any]:
