@@ -128,44 +128,53 @@ def reprinted(text: str, line: Mapping[str, Any], prints: Mapping[str, str]) -> 
 # --- our own ---------------------------------------------------------------------------------------------------
 
 
-def own(**changes: Any) -> Files:
-    raw = json.loads((DATA / "builtin" / "demo_server.json").read_text())
-    raw["answers"] = None
-    return {RESULT: json.dumps({**raw, "run_id": KEY, **changes}).encode()}
+RECORDED = json.loads((DATA / "builtin" / "demo_server.json").read_text())
+
+
+def builtin_case(raw: Mapping[str, Any], at: LoadPoint, expected: Mapping[str, Any]) -> BenchCase:
+    """Our own client's run at two streams, and what it would have told of broken servers."""
+
+    def own(**changes: Any) -> Files:
+        return {RESULT: json.dumps({**raw, "answers": None, "run_id": KEY, **changes}).encode()}
+
+    half = at.requests // 2
+    refused = {"completed": half, "failed": half, "failures": {"http_503": half}}
+    nothing: dict[str, Any] = {"output_tok_s": None, "duration_s": None, "ttft_ms": {}}
+    storm = {"completed": 0, "failed": at.requests, "failures": {"http_503": at.requests}}
+    return BenchCase(
+        client=Builtin(),
+        point=at,
+        files=own(),
+        expected=expected,
+        words=(
+            *(f'"concurrency": {at.concurrency}', f'"requests": {at.requests}', f'"tokens": {at.prompt_tokens}'),
+            *(f'"output_tokens": {at.output_tokens}', PLACE.api_key_file or ""),
+        ),
+        bad={
+            "quarter": Bad(
+                own(short_outputs=4, output_tokens=8), f"4 answers were shorter than the {at.output_tokens}"
+            ),
+            "zero": Bad(own(short_outputs=4, output_tokens=0, output_tok_s=0.0), "no positive duration"),
+            "refuses_half": Bad(own(**refused), rf"{half} of {at.requests} requests failed \({half} × http_503\)"),
+            "refuses_all": Bad(own(**nothing, **storm, stopped_early="error storm"), "stopped early: error storm"),
+            "own_limit": Bad(own(client={"bottleneck_reason": "a worker was full"}), "the client was the bottleneck"),
+        },
+        counted=lambda count: own(server_counters={"llamacpp:tokens_predicted_total": float(count)}),
+        answered=own(answers=ANSWERS),
+    )
 
 
 class TestBuiltin(BenchContract):
     @pytest.fixture
     def case(self) -> BenchCase:
-        refused = {"completed": 2, "failed": 2, "failures": {"http_503": 2}}
-        nothing: dict[str, Any] = {"output_tok_s": None, "duration_s": None, "ttft_ms": {}}
-        return BenchCase(
-            client=Builtin(),
-            point=point(2, 4, 16, 8),
-            files=own(),
-            expected={
-                "ttft_ms.mean": 418.2253,
-                "output_tokens": 32,
-                "cached_tokens": 0,
-                "retokenized_tokens": None,
-                "peak_concurrency": 2,
-            },
-            words=('"concurrency": 2', '"requests": 4', '"tokens": 16', '"output_tokens": 8', PLACE.api_key_file or ""),
-            bad={
-                "quarter": Bad(own(short_outputs=4, output_tokens=8), "4 answers were shorter than the 8 tokens"),
-                "zero": Bad(own(short_outputs=4, output_tokens=0, output_tok_s=0.0), "no positive duration"),
-                "refuses_half": Bad(own(**refused), r"2 of 4 requests failed \(2 × http_503\)"),
-                "refuses_all": Bad(
-                    own(**nothing, completed=0, failed=4, failures={"http_503": 4}, stopped_early="error storm"),
-                    "stopped early: error storm",
-                ),
-                "own_limit": Bad(
-                    own(client={"bottleneck_reason": "a client worker used 99% of a core"}), "client was the bottleneck"
-                ),
-            },
-            counted=lambda count: own(server_counters={"llamacpp:tokens_predicted_total": float(count)}),
-            answered=own(answers=ANSWERS),
-        )
+        expected = {
+            "ttft_ms.mean": 418.2253,
+            "output_tokens": 32,
+            "cached_tokens": 0,
+            "retokenized_tokens": None,
+            "peak_concurrency": 2,
+        }
+        return builtin_case(RECORDED, point(2, 4, 16, 8), expected)
 
 
 # --- sglang ----------------------------------------------------------------------------------------------------
