@@ -21,7 +21,7 @@ from tools.benches.base import RESULT, Place
 from tools.target import RunRequest, RunResult
 
 PRINTED = "client.out"
-"""What the client printed; its errors go to the job's own."""
+"""What the client printed, errors included: some log their progress as errors."""
 BUSY_CORES = 0.8
 """Beyond this share of its one core a client was probably the limit itself."""
 ROUNDED = 0.0051

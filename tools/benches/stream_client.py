@@ -63,6 +63,7 @@ TICK_S = 0.05
 READ_BYTES = 65536
 OPENINGS_PER_TURN = 8
 SMALL_ANSWER_BYTES = 4096
+LAST_WORDS_BYTES = 4096
 LAST_CHUNK = b"0\r\n\r\n"
 PATTERN_TOKENS = 8  # found on SmolLM2-135M with ids 1000 to 8000: it goes on repeating, and n-gram drafts are accepted
 SERIES_POINTS = 120
@@ -1756,6 +1757,7 @@ class Escort:
             wanted["command"],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
+            stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(parent),
@@ -1789,11 +1791,19 @@ class Escort:
                 os.killpg(self._process.pid, number)
 
     def end(self) -> int:
-        """Leaves nothing of the group behind; exit code of the program, negative for a signal."""
+        """Leaves nothing of the group behind; exit code of the program, negative for a signal.
+
+        The last words of one that failed are said again, to whoever reads our own errors.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if code:
+            size = os.fstat(self._printed.fileno()).st_size
+            last = os.pread(self._printed.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+            sys.stderr.write(last.decode("utf-8", "replace"))
         self._printed.close()
-        return self._process.wait()
+        return code
 
 
 class EscortedBench(Bench):
