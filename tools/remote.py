@@ -266,7 +266,7 @@ class RemoteTarget:
                 tail=said.text,
                 do="install it on the host for the login's user, or correct workload.client_command",
             )
-        return f"{self.bench.name} {version}"
+        return f"{self.bench.name} {version}; it lacks {'; '.join(self.bench.lacks)}"
 
     async def facts(self) -> TargetFacts:
         """See `Target.facts`."""

@@ -153,7 +153,10 @@ class Target(Protocol):
         ...
 
     async def client(self) -> str:
-        """Name and version of the benchmark client; reads only. Raises HostError when it cannot be started there."""
+        """The benchmark client's name and version, and what it lacks, in words; reads only.
+
+        Raises HostError when it cannot be started there.
+        """
         ...
 
     async def facts(self) -> TargetFacts:

@@ -15,18 +15,21 @@ from typing import Any
 
 import pytest
 
+from agent.remeasured import remeasured
 from agent.validity import invalid_reasons
 from state.errors import CommandFailed
-from state.models import LoadPoint, Telemetry, ValidityRule
+from state.models import Arm, LoadPoint, MeasurementStatus, Objective, Telemetry, ValidityRule, Workload
+from tests.agent.judging import taken
 from tests.contracts.bench_contract import FIXED, KEY, PLACE, Bad, BenchCase, BenchContract, Files, request, verdict
 from tools.benches.aiperf import AiPerf
 from tools.benches.base import RESULT
 from tools.benches.builtin import Builtin
 from tools.benches.choice import EXTERNAL
-from tools.benches.escorted import PRINTED, EscortedClient, kind_of, server_tokens
+from tools.benches.escorted import PRINTED, EscortedClient, server_tokens
 from tools.benches.guidellm import GuideLlm
 from tools.benches.sglang_bench import PRINTED_AS as SGLANG_PRINTS
 from tools.benches.sglang_bench import SglangBench
+from tools.benches.told import kind_of
 from tools.benches.vllm_bench import PRINTED_AS as VLLM_PRINTS
 from tools.benches.vllm_bench import VllmBench
 
@@ -256,6 +259,16 @@ def as_of_0_5_2(text: str) -> str:
     return re.sub(dropped, "", text, flags=re.M)
 
 
+def as_of_0_3_6(text: str) -> str:
+    """Before 0.4.0 there was no line for the concurrency at all."""
+    return re.sub(r"^(Max reqeuest concurrency|Total token throughput)[^\n]*\n", "", as_of_0_4_0(text), flags=re.M)
+
+
+def as_of_0_5_5(text: str) -> str:
+    """As 0.5.2, with the kinds of input tokens told apart."""
+    return re.sub(r"^(-+Time per Output Token[^\n]*|(Mean|Median|P99) TPOT[^\n]*|Peak [^\n]*)\n", "", text, flags=re.M)
+
+
 OLD_LINE = (
     *("backend", "dataset_name", "request_rate", "max_concurrency", "total_input_tokens", "total_output_tokens"),
     *("total_output_tokens_retokenized", "mean_e2e_latency_ms", "median_e2e_latency_ms", "median_ttft_ms"),
@@ -294,9 +307,13 @@ def test_a_dead_server_of_0_4_0_is_exit_0_with_bare_nan() -> None:
     assert any("mean_e2e_latency_ms = NaN" in reason for reason in reasons)
 
 
-def test_without_a_tpot_section_the_line_tells_it() -> None:
-    metrics = sglang_metrics(SGLANG.files(text=as_of_0_5_2(SGLANG.text)))
-    assert metrics.tpot_ms.mean == SGLANG.line["mean_tpot_ms"]
+@pytest.mark.parametrize("printed", [as_of_0_3_6, as_of_0_4_0, as_of_0_5_2, as_of_0_5_5])
+def test_what_a_version_does_not_print_the_line_tells(printed: Callable[[str], str]) -> None:
+    text = printed(SGLANG.text)
+    assert text != SGLANG.text
+    metrics = sglang_metrics(SGLANG.files(text=text))
+    assert (metrics.tpot_ms.mean, metrics.completed) == (SGLANG.line["mean_tpot_ms"], 24)
+    assert invalid_reasons(metrics, Telemetry(), SGLANG.at, ValidityRule()) == ()
 
 
 @pytest.mark.parametrize(
@@ -598,6 +615,24 @@ def test_a_client_of_one_process_that_fills_its_core_was_the_limit() -> None:
     loading = SGLANG.client.parse(SGLANG.files(telemetry=seen, marks=[]), KEY)
     assert (loading.metrics.client_bottleneck, loading.telemetry.client_cpu_share) == (None, None)
     assert AIPERF.client.parse(AIPERF.files(telemetry=seen), KEY).metrics.client_bottleneck is None
+
+
+@pytest.mark.parametrize("recording", [SGLANG, VLLM, GUIDELLM, AIPERF], ids=lambda r: r.client.name)
+def test_a_stored_run_is_verified_with_the_client_that_made_it(recording: Recording) -> None:
+    workload = Workload(
+        load_points=(recording.at,),
+        objective=Objective(at=(recording.at.name,)),
+        client=recording.client.name,
+        client_command=("x",),
+        tokenizer="t",
+    )
+    result = recording.client.parse(recording.files(), KEY)
+    run = taken(Arm.CANDIDATE, 0, recording.at.name, 1.0)
+    again = remeasured(run, result.raw, KEY, workload, ValidityRule())
+    assert (again.unread, again.measurement.status) == ("", MeasurementStatus.VALID)
+    assert again.measurement.metrics == result.metrics
+    other = remeasured(run, result.raw, KEY, workload.model_copy(update={"client": "builtin"}), ValidityRule())
+    assert other.unread.startswith("the client's result cannot be used")
 
 
 @pytest.mark.parametrize("recording", [SGLANG, VLLM, GUIDELLM, AIPERF], ids=lambda r: r.client.name)

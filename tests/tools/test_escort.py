@@ -229,9 +229,9 @@ async def test_a_client_that_wrote_nothing_is_told_with_its_last_words(stub: Stu
 @pytest.mark.anyio
 async def test_the_client_is_asked_for_its_version_before_anything_else(stub: Stub, tmp_path: Path) -> None:
     there, gone = VllmBench(["echo"], (), "t"), SglangBench([sys.executable], (), "t")
-    assert await target_with(there, tmp_path, stub.url).client() == "vllm --version"
+    assert await target_with(there, tmp_path, stub.url).client() == f"vllm --version; it lacks {there.lacks[0]}"
     file = SglangBench([sys.executable, str(PLAYBACK)], (), "t")
-    assert await target_with(file, tmp_path, stub.url).client() == f"sglang {PLAYBACK}"
+    assert (await target_with(file, tmp_path, stub.url).client()).startswith(f"sglang {PLAYBACK}; it lacks ")
     assert await target_with(Builtin(), tmp_path, stub.url).client() == "builtin"
     with pytest.raises(HostError, match="sglang cannot be started") as refused:
         await target_with(gone, tmp_path, stub.url).client()

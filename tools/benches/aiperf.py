@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from state.models import Metrics
 from tools.benches.base import Place
-from tools.benches.escorted import ROUNDED, Asked, EscortedClient, Figures, inconsistent, loads, missing_answers
+from tools.benches.escorted import EscortedClient
+from tools.benches.told import ROUNDED, Asked, Figures, inconsistent, loads, missing_answers
 from tools.target import RunRequest
 
 KEPT = (

@@ -13,7 +13,8 @@ from typing import Any
 
 from state.models import Metrics
 from tools.benches.base import Place
-from tools.benches.escorted import Asked, EscortedClient, Figures, inconsistent, loads, missing_answers
+from tools.benches.escorted import EscortedClient
+from tools.benches.told import Asked, Figures, inconsistent, loads, missing_answers
 from tools.target import RunRequest
 
 LATENCIES = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")

@@ -8,18 +8,8 @@ from typing import Any
 
 from state.models import Metrics
 from tools.benches.base import Place
-from tools.benches.escorted import (
-    ENGINE_KEY,
-    Asked,
-    EscortedClient,
-    Figures,
-    inconsistent,
-    kind_of,
-    loads,
-    missing_answers,
-    names,
-    single_figures,
-)
+from tools.benches.escorted import ENGINE_KEY, EscortedClient
+from tools.benches.told import Asked, Figures, inconsistent, kind_of, loads, missing_answers, names, single_figures
 from tools.target import RunRequest
 
 PRINTED_AS = {
