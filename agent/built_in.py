@@ -129,8 +129,8 @@ def without(experiment_id: str) -> str:
 
 
 def missed(verdict: Verdict) -> bool:
-    """Whether leaving the change out looked like a loss, or could not be measured: then the change stays."""
-    return verdict.outcome is Outcome.WORSE or verdict.objective is None or verdict.objective.estimate < 0
+    """Whether leaving the change out looked like a loss, or could not be measured to the end: then it stays."""
+    return verdict.outcome not in (Outcome.BETTER, Outcome.NO_DIFFERENCE)
 
 
 def _went(experiment_id: str, verdicts: Mapping[str, Verdict]) -> bool:

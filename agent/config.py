@@ -189,7 +189,9 @@ class PlannerSection(Frozen):
         default="catalogue", description="which planner proposes experiments; selftest only launches what runs already"
     )
     only: tuple[str, ...] = Field(default=(), description="ids or tags of experiments; none means all")
-    skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
+    skip: tuple[str, ...] = Field(
+        default=(), description='ids or tags of experiments that are left out; "numerics" for all that change answers'
+    )
     relaunches: int = Field(default=0, ge=0, description="launches of the unchanged server in a selftest")
 
 

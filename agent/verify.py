@@ -172,13 +172,18 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
             scratch.put(stored, instead)
 
 
+def _judge(verdict: Verdict) -> tuple[object, set[str]]:
+    """What tells judges apart: their revision, which the oldest did not write, and which numbers they were given."""
+    return verdict.rule.get("judge"), {*verdict.rule}
+
+
 def _of_version(check: Check, writer: str, cause: Check | None = None) -> Check:
     """What another version wrote may differ because the program does: that proves nothing. Nor does what follows."""
     if check.result is Result.DIFFERENT and cause is not None and cause.result is Result.UNVERIFIABLE:
         return check.model_copy(update={"result": Result.UNVERIFIABLE, "why": cause.why})
     now = version("ratchet-tuner")
     before, after = check.stored, check.recomputed
-    other_rules = before is not None and after is not None and {*before.rule} != {*after.rule}
+    other_rules = before is not None and after is not None and _judge(before) != _judge(after)
     if check.result is not Result.DIFFERENT or not (other_rules or writer != now):
         return check
     why = f"version {writer} wrote it, this is {now}" if writer != now else "a judge with other rules wrote it"

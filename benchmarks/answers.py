@@ -94,6 +94,7 @@ COLUMNS = {
     "drift": "drift",
     "gap": "gap",
     "bad": "bad",
+    "unlisted": "unlisted",
     "word": "word",
     "of one pass": "one_pass",
     "of texts": "texts",

@@ -467,6 +467,9 @@ class Failure(Frozen):
     exit_code: int | None = None
     tail: str = ""
     action: str = ""
+    rule: str = Field(default="", description="id of the rule that explains it; empty when none does")
+    knob: str = Field(default="", description="flag or variable that an adjustment is of")
+    bound: float | None = Field(default=None, description="value of the knob that the server named as the limit")
 
 
 # --- what came of it ---------------------------------------------------------------------------------------

@@ -26,9 +26,10 @@ from tools import jobs, lease
 from tools.benches import builtin
 from tools.benches.base import BenchClient, Place
 from tools.benches.builtin import Builtin
-from tools.diagnose import Action, FailureClass, diagnose
+from tools.diagnose import FailureClass, diagnose
 from tools.facts import (
     BusyFact,
+    ComputeFact,
     ConnectionsFact,
     FolderFact,
     GpuFact,
@@ -36,10 +37,12 @@ from tools.facts import (
     Machine,
     MachineFact,
     MemoryFact,
+    ModelFact,
     PortFacts,
     ProcessFact,
     ProcessFacts,
     ask,
+    model_named,
 )
 from tools.restore import Restore
 from tools.servers import probe
@@ -272,6 +275,9 @@ class RemoteTarget:
         """See `Target.facts`."""
         machine = await self.look_around()
         memory, gpus = await ask(self.host, MemoryFact()), await ask(self.host, GpuFact())
+        compute = await ask(self.host, ComputeFact()) if gpus.gpus else None
+        server = await self._listener()
+        named = None if server is None else model_named(server.argv, server.cwd or "/")
         assert self.known is not None, "facts are asked after a server was looked at"
         return TargetFacts(
             cores=machine.cores,
@@ -279,6 +285,8 @@ class RemoteTarget:
             gpus=len(gpus.gpus),
             known_flags=frozenset(self.known.flags),
             engine_version=self.version,
+            compute=compute,
+            model=None if named is None else await ask(self.host, ModelFact(named)),
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
@@ -375,9 +383,11 @@ class RemoteTarget:
                 if alive.state == "alive":
                     return await self._ready(key, facts)
             if time.monotonic() > deadline:
+                told = diagnose(self.adapter.engine, await self._log(key), None)
+                if told.failure_class != FailureClass.UNKNOWN:
+                    return told
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
-                tail = "\n".join((await self._log(key)).splitlines()[-20:])
-                return Failure(failure_class=FailureClass.HANG, cause=cause, tail=tail, action=Action.RETRY_ONCE)
+                return told.model_copy(update={"failure_class": FailureClass.HANG, "cause": cause})
             await asyncio.sleep(READY_POLL_S)
 
     async def running_jobs(self) -> tuple[str, ...]:

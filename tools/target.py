@@ -37,6 +37,8 @@ class TargetFacts(Frozen):
     gpus: int
     known_flags: frozenset[str]
     engine_version: str
+    compute: float | None = Field(default=None, description="least compute capability of the GPUs; None if not known")
+    model: dict[str, Any] | None = Field(default=None, description="the model's config.json; None if not found")
 
 
 class Room(Frozen):

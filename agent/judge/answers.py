@@ -21,21 +21,24 @@ from state.models import Answer, Frozen
 Pass = Sequence[Answer]
 """What was said to all fixed prompts, each asked once."""
 
-FAR = 1.0
-"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent gave the other token
-about a third of its own one's chance, or less. Caches of 8 bits depart below 0.2, those of 4 bits mostly below 0.6; of
-a model that lost a hundredth of its weights half of the answers depart beyond it."""
-BROKEN_SHARE = 1 / 3
-"""Share of answers that must fail or depart far, beyond the parent's own share. A cache of 4 bits has a sixth of such
-answers on a very small model, the mildest broken model two thirds."""
-FAILED_SHARE = 1 / 6
-"""Share of answers that must fail for that alone to be a broken model: no change of numerics makes a request fail, and
-two of twelve are no accident."""
-FEWEST = 6
-"""Below so many prompts with two answers to compare nothing is said: one odd answer would be too large a share."""
+FAR = 0.7
+"""From which gap (difference of natural logarithms) on a departure is no near tie: the parent held its own token twice
+as likely, or more. Caches of 8 bits depart below 0.2, those of 4 bits in the median below 0.5, broken models above."""
+BROKEN_SHARE = 1 / 2
+"""Share of answers that must fail or depart far, beyond the parent's own share. A cache of 4 bits has a third of such
+answers on a very small model, broken models at least 0.58."""
+ALTERNATIVES = 4
+"""A token is called unlisted if it is not among so many alternatives of the parent, or more."""
+ASTRAY_SHARE = 1 / 6
+"""Share of answers that must fail or say an unlisted token for that alone to be a broken model: no change of numerics,
+down to 4 bits, ever did either, and two of twelve are no accident."""
+FEWEST = 10
+"""Below so many prompts with two answers to compare nothing is said: of eight prompts drawn from the twelve, a cache of
+4 bits was called broken once in six draws; of ten it cannot be."""
 NOISE_DRIFT = 0.01
 """Mean change of logprobs (natural logarithm) that is no change of the numerics even where the parent repeats itself to
-the last bit: the order of a sum moves them by less, a cache of 8 bits by three times as much."""
+the last bit: the company that a request has in its batch moves them by less, another kernel or number format by three
+times as much."""
 CLOSE_EDIT = 0.4
 """Without logprobs: edit distance beyond the parent's own up to which few answers can have gone another way. A cache of
 8 bits has half of that."""
@@ -62,11 +65,12 @@ class Pair(Frozen):
     gap: float | None = Field(
         description="by how much the reference preferred its own first token that differs, at least"
     )
+    unlisted: bool = Field(description="whether the other token is none of several alternatives")
 
     @property
     def far(self) -> bool:
-        """Whether the reference held what was said instead for unlikely."""
-        return self.gap is not None and self.gap >= FAR
+        """Whether the reference clearly preferred its own token."""
+        return self.unlisted or (self.gap is not None and self.gap >= FAR)
 
     @property
     def told(self) -> bool:
@@ -79,6 +83,7 @@ class Spread(Frozen):
 
     prompts: int
     failed: float
+    unlisted: float = Field(description="share whose first token that differs is none of several alternatives")
     exact: float
     edit: float
     prefix: float
@@ -105,9 +110,9 @@ class Likeness(Frozen):
 def likeness(parent: Sequence[Pass], candidate: Sequence[Pass]) -> Likeness:
     """What the candidate's passes say beside the parent's; passes may lack prompts, which then count for nothing.
 
-    `same`: within the parent's own spread. `close`: the numbers changed, and where answers differ the parent was
-    nearly undecided. `broken`: many answers failed or say what the parent held for unlikely. `unknown`: too few
-    answers, or texts that differ much without logprobs that could tell why.
+    `same`: within the parent's own spread. `close`: the numbers changed, and where answers differ the parent was nearly
+    undecided. `broken`: many answers failed, or say what the parent would clearly not have said. `unknown`: too few
+    answers, one that failed, or texts that differ much without logprobs that could tell why.
     """
     pairs = [pair for one in candidate for pair in _held(one, parent)]
     if _prompts(pairs) < FEWEST:
@@ -126,14 +131,14 @@ def likeness(parent: Sequence[Pass], candidate: Sequence[Pass]) -> Likeness:
 def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
     differ, failed = theirs.count(1 - theirs.exact), theirs.count(theirs.failed)
     of = f"of {theirs.prompts} answers"
-    failures = f"{failed} failed or are empty" if failed else ""
-    if theirs.failed - (own.failed if own else 0.0) >= FAILED_SHARE:
-        return "broken", f"{failures.replace(' ', f' {of} ', 1)}, and the parent's did not"
-    if theirs.bad is not None and theirs.bad - ((own.bad if own else None) or 0.0) >= BROKEN_SHARE:
-        far = f"in {theirs.count(theirs.bad) - failed} {of} the parent clearly preferred something else"
-        return "broken", f"{far}, {failures}" if failed else far
+    failures = f"{failed} {of} failed or are empty"
+    if _broken(theirs, own):
+        far, unlisted = theirs.count(theirs.bad or 0.0) - failed, theirs.count(theirs.unlisted)
+        strange = f", and in {unlisted} none of its alternatives was said" if unlisted else ""
+        preferred = f"in {far} {of} the parent clearly preferred something else{strange}"
+        return "broken", "; ".join([failures] * bool(failed) + [preferred] * bool(far))
     if failed:
-        return "unknown", f"{failures.replace(' ', f' {of} ', 1)}, the others tell no broken model"
+        return "unknown", f"{failures}, the others tell no broken model"
     if _within(theirs, own):
         equal = "all answers are" if not differ else f"{theirs.prompts - differ} {of} are"
         repeats = ", and the parent's own repetitions differ as much" if differ else ""
@@ -144,8 +149,15 @@ def _judged(theirs: Spread, own: Spread | None) -> tuple[Word, str]:
         return "close", f"all answers are as before, but their logprobs moved by {theirs.drift or 0.0:.3f} on average"
     gap = "" if theirs.gap is None else f", where the parent preferred its own by {theirs.gap:.2f} (median)"
     odd = theirs.count(theirs.bad)
-    far = f"; in {odd} of them clearly" if odd else ""
-    return "close", f"{differ} {of} differ{gap}{far}"
+    clearly = f"; in {odd} of them clearly" if odd else ""
+    return "close", f"{differ} {of} differ{gap}{clearly}"
+
+
+def _broken(theirs: Spread, own: Spread | None) -> bool:
+    """Whether what is known about single answers, more than the parent's own, tells a broken model."""
+    astray = theirs.failed + theirs.unlisted - (own.failed + own.unlisted if own else 0.0)
+    bad = (theirs.bad or 0.0) - ((own.bad if own else None) or 0.0)
+    return astray >= ASTRAY_SHARE or bad >= BROKEN_SHARE
 
 
 def _judged_by_text(theirs: Spread, own: Spread | None, differ: str) -> tuple[Word, str]:
@@ -182,7 +194,7 @@ def compare(reference: Answer, answer: Answer) -> Pair:
     mine = reference.tokens if tokens else _words(reference.text)
     theirs = answer.tokens if tokens else _words(answer.text)
     common = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(mine, theirs, strict=False)))
-    gap = _gap(reference, theirs, common) if tokens else None
+    gap, unlisted = _departure(reference, theirs, common) if tokens else (None, False)
     empty = bool(reference.text.strip()) and not answer.text.strip() and gap is None
     logprobs = zip(reference.logprobs[:common], answer.logprobs[:common], strict=False)
     moves = [abs(a - b) for a, b in logprobs if tokens and a is not None and b is not None]
@@ -194,18 +206,23 @@ def compare(reference: Answer, answer: Answer) -> Pair:
         prefix=common / len(mine) if mine else 1.0,
         drift=fmean(moves) if moves else None,
         gap=gap,
+        unlisted=unlisted,
     )
 
 
-def _gap(reference: Answer, theirs: Sequence[str], at: int) -> float | None:
-    """How much likelier the reference held its own token at a step than the other's; None where that is not told.
+def _departure(reference: Answer, theirs: Sequence[str], at: int) -> tuple[float | None, bool]:
+    """How much likelier the reference held its own token at a step than the other's, and whether that one is unlisted.
 
-    A token that is not among its alternatives was less likely than the last of them, so that is the least it can be.
+    The gap is None where that is not told. A token that is not among the alternatives was less likely than the last of
+    them, so that is the least it can be.
     """
     if at >= len(theirs) or at >= len(reference.tops) or not reference.tops[at]:
-        return None
+        return None, False
     own, tops = reference.logprobs[at], reference.tops[at]
-    return None if own is None else max(0.0, own - tops.get(theirs[at], min(tops.values())))
+    if own is None:
+        return None, False
+    least = tops.get(theirs[at], min(tops.values()))
+    return max(0.0, own - least), len(tops) >= ALTERNATIVES and theirs[at] not in tops
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -229,6 +246,7 @@ def _spread(pairs: Sequence[Pair]) -> Spread:
     return Spread(
         prompts=_prompts(pairs),
         failed=fmean(pair.failed for pair in pairs),
+        unlisted=fmean(pair.unlisted for pair in pairs),
         exact=fmean(pair.exact for pair in pairs),
         edit=fmean(pair.edit for pair in pairs),
         prefix=fmean(pair.prefix for pair in pairs),

@@ -26,6 +26,9 @@ from agent.judge.course import Ruling, Stakes, Verdicts
 from agent.judge.series import knows_parent, launch_of, night_belief, rounds
 from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 
+REVISION = 2
+"""Stands in each verdict; it goes up with every change that lets the same runs come to another verdict."""
+
 NO_GAIN_LEFT = 0.1
 """A dismissed candidate makes no relevant difference when its chance of the minimal effect is at most this. Above, it
 was given up because finding out would cost more than it is likely to bring, and the word is inconclusive."""
@@ -85,6 +88,7 @@ def asks_answers(comparison: Comparison, need: Need) -> bool:
 def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
     """A verdict that something other than the data asks for (no time left, runs void), with the data beside it."""
     rule: dict[str, float | str] = dict(comparison.rule.model_dump())
+    rule["judge"] = REVISION
     rule["share"] = false_keep_share(comparison)
     rule["given_back"] = _given_back(comparison, outcome)
     chance = no_gain(comparison)
@@ -249,8 +253,10 @@ def _without(comparison: Comparison) -> Assessment:
     said = f"without it {effect.percent}, chance that it is missed {chance:.2g}"
     if 1 - chance < course.HARM_LEVEL:
         return _verdict(comparison, Outcome.WORSE, said)
+    if effect.estimate < 0:
+        return _verdict(comparison, Outcome.INCONCLUSIVE, said)
     better = chance < comparison.rule.false_keep_budget
-    return _verdict(comparison, Outcome.BETTER if better else Outcome.INCONCLUSIVE, said)
+    return _verdict(comparison, Outcome.BETTER if better else Outcome.NO_DIFFERENCE, said)
 
 
 def _word(comparison: Comparison, standing: Standing) -> tuple[Outcome, str]:

@@ -371,8 +371,9 @@ def test_verdicts_of_another_version_that_differ_prove_nothing(own: Path) -> Non
     assert not audit.clean
 
 
-def test_verdicts_under_rules_that_are_gone_prove_nothing(own: Path) -> None:
-    rewrite(own, "verdict-reached", lambda body: body["verdict"]["rule"].update(alpha=0.05))
+@pytest.mark.parametrize("rule", [{"alpha": 0.05}, {"judge": 1}], ids=["other numbers", "another revision"])
+def test_verdicts_of_a_judge_that_is_gone_prove_nothing(own: Path, rule: dict[str, float]) -> None:
+    rewrite(own, "verdict-reached", lambda body: body["verdict"]["rule"].update(rule))
     assert unverified(audit_of(own), Kind.VERDICT) == {"a judge with other rules wrote it"}
 
 

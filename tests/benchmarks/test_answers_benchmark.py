@@ -43,7 +43,7 @@ def test_it_prints_a_row_for_each_change_and_the_goal(tmp_path: Path) -> None:
         ("K cache q8_0", "close", "close"),
         ("RoPE base 100", "broken", "broken"),
     ]
-    assert [line.count("|") for line in out.splitlines()[:-1]] == [12] * 5
+    assert [line.count("|") for line in out.splitlines()[:-1]] == [13] * 5
     assert out.splitlines()[-1] == "answers: 0 of 9 words are wrong (goal 0: met)"
 
 
