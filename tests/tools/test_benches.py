@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -642,12 +642,17 @@ def test_the_marks_stand_in_what_was_recorded(recording: Recording) -> None:
     assert recording.text.count(recording.client.begin or "") == 1
 
 
-def test_the_key_never_stands_in_the_script() -> None:
+def test_every_client_can_be_chosen() -> None:
+    assert {"builtin", *EXTERNAL} == set(get_args(Workload.model_fields["client"].annotation))
+
+
+def test_further_words_come_last_and_no_proxy_stands_between() -> None:
     for kind in EXTERNAL.values():
         client = kind(["x"], ["--more"], "/srv/llm/tokenizer")
         script = client.script(KEY, request(point(1, 1, 4, 4)), PLACE)
         assert '"--more"], "environment"' in script
         assert "/srv/llm/tokenizer" in script
+        assert '"no_proxy": "127.0.0.1"' in script
 
 
 def test_a_failed_request_is_named_in_one_word() -> None:

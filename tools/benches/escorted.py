@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from state.errors import CommandFailed
 from state.models import Metrics
@@ -85,7 +86,7 @@ class EscortedClient(ABC):
         asked = builtin.request_json(key, request, at.url, at.model, at.api_key_file)
         asked["escort"] = {
             "command": [*self.command, *self.words(request, at), *self.args],
-            "environment": dict(self.environment),
+            "environment": {**self.environment, **dict.fromkeys(("no_proxy", "NO_PROXY"), urlsplit(at.url).hostname)},
             "key_variables": list(self.key_variables),
             "printed": PRINTED,
             "fresh": [self.result],

@@ -1811,7 +1811,7 @@ class EscortedBench(Bench):
 
     def run(self) -> dict[str, Any]:
         """The readings; what the program found stands in its own files."""
-        limits = raise_open_files(2 * self.job.concurrency + 1024)
+        limits = raise_open_files(2 * self.job.concurrency + 256)
         warmup = self._warm_up()
         stopped: str | None = warmup["stopped_early"] if warmup else None
         watched = {} if stopped else self._escorted()
