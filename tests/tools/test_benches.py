@@ -1,13 +1,12 @@
 """Each benchmark client on recorded output: the contract, every version's format, and what can be wrong with one.
 
-The recordings are of real runs, trimmed. Broken servers are made from them, as the client of that time would write it:
-the same fields and labels with the figures that it showed when it measured such a server.
+The recordings are of real runs, trimmed. Where none of a broken server exists, it is made from one of a good server:
+the same fields and labels, with the figures that the client shows for such a server.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -244,76 +243,87 @@ class TestSglang(BenchContract):
         )
 
 
-def as_of_0_4_0(text: str) -> str:
-    """0.4.0 misspelled a label, and had no percentiles of its own beyond these."""
-    text = text.replace("Max request concurrency:", "Max reqeuest concurrency:")
-    dropped = r"^(Total input text|Total input vision|Peak |Concurrency:|P95|Max ITL)[^\n]*\n"
-    return re.sub(dropped, "", text, flags=re.M).replace("Inter-Token Latency", "Inter-token Latency")
+STUB = DATA / "sglang" / "stub"
+VERSIONS = ("0.4.0", "0.4.6.post5", "0.5.2", "0.5.6")
+AT_THE_STUB = point(5, 20, 16, 16)
 
 
-def as_of_0_5_2(text: str) -> str:
-    """From 0.4.6 to 0.5.5 the block had no TPOT section."""
-    dropped = (
-        r"^(-+Time per Output Token[^\n]*|(Mean|Median|P99) TPOT[^\n]*|Total input (text|vision)[^\n]*|Peak [^\n]*)\n"
-    )
-    return re.sub(dropped, "", text, flags=re.M)
+def at_the_stub(version: str, server: str) -> Files:
+    """What the client of that version left, run against benchmarks/stub_server.py with 20 × 16 tokens at 5 streams.
+
+    The client's code was its own; the libraries that it takes for HTTP and tokens were replaced by small ones.
+    """
+    line, said = STUB / f"{version}.{server}.jsonl", (STUB / f"{version}.{server}.txt").read_bytes()
+    if not line.exists():
+        return {RESULT: beside(AT_THE_STUB, exit=1), PRINTED: said}
+    return {RESULT: beside(AT_THE_STUB), "client.jsonl": line.read_bytes(), PRINTED: said}
 
 
-def as_of_0_3_6(text: str) -> str:
-    """Before 0.4.0 there was no line for the concurrency at all."""
-    return re.sub(r"^(Max reqeuest concurrency|Total token throughput)[^\n]*\n", "", as_of_0_4_0(text), flags=re.M)
-
-
-def as_of_0_5_5(text: str) -> str:
-    """As 0.5.2, with the kinds of input tokens told apart."""
-    return re.sub(r"^(-+Time per Output Token[^\n]*|(Mean|Median|P99) TPOT[^\n]*|Peak [^\n]*)\n", "", text, flags=re.M)
-
-
-OLD_LINE = (
-    *("backend", "dataset_name", "request_rate", "max_concurrency", "total_input_tokens", "total_output_tokens"),
-    *("total_output_tokens_retokenized", "mean_e2e_latency_ms", "median_e2e_latency_ms", "median_ttft_ms"),
-    *("median_itl_ms", "output_throughput", "sharegpt_output_len", "random_input_len", "random_output_len"),
-    *("random_range_ratio", "duration", "completed"),
-)
-"""All that a line of 0.4.0 holds."""
+def judged(files: Files) -> tuple[str, ...]:
+    return verdict(SGLANG.case({}, (), {})._replace(point=AT_THE_STUB), files)
 
 
 def sglang_metrics(files: Files) -> Any:
     return SGLANG.client.parse(files, KEY).metrics
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_is_read_in_full(version: str) -> None:
+    metrics = sglang_metrics(at_the_stub(version, "honest"))
+    assert judged(at_the_stub(version, "honest")) == ()
+    assert (metrics.completed, metrics.output_tokens, metrics.retokenized_tokens) == (20, 320, 320)
+    for summary in (metrics.ttft_ms, metrics.tpot_ms, metrics.itl_ms, metrics.e2e_ms):
+        assert summary.mean and summary.p50
+        assert (summary.p90 is None) == (version == "0.4.0")
+    assert metrics.tpot_ms.mean == pytest.approx((metrics.e2e_ms.mean - metrics.ttft_ms.mean) / 15, rel=0.01)
+    assert (metrics.mean_concurrency is None) == (version == "0.4.0")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("quarter", "the text that came has 80 tokens, the client claims 320"),
+        ("zero", "the text that came has 0 tokens, the client claims 320"),
+        ("zero", "no TTFT above zero"),
+        ("half", "10 of 20 requests failed"),
+        ("all", "(19|20) of 20 requests failed"),
+    ],
+)
+def test_a_broken_server_loses_with_every_version(version: str, server: str, said: str) -> None:
+    files = at_the_stub(version, server)
+    wanted = said if "client.jsonl" in files else NO_RESULT
+    assert any(re.search(wanted, reason) for reason in judged(files)), judged(files)
+
+
+def test_broken_servers_had_looked_fast() -> None:
+    """What the checks are for: the throughput that the newest of them showed, honest server first."""
+    shown = [sglang_metrics(at_the_stub("0.5.6", server)).output_tok_s for server in ("honest", "quarter", "zero")]
+    assert shown == sorted(shown)
+    assert shown[2] > 5 * shown[0]
+
+
 def test_an_old_line_is_completed_by_what_was_printed() -> None:
-    line = {name: SGLANG.line[name] for name in OLD_LINE}
-    metrics = sglang_metrics(SGLANG.files(line, as_of_0_4_0(SGLANG.text)))
-    assert (metrics.ttft_ms.mean, metrics.ttft_ms.p50) == (280.09, SGLANG.line["median_ttft_ms"])
-    assert (metrics.tpot_ms.p99, metrics.tpot_ms.p90) == (42.67, None)
-    assert metrics.mean_concurrency is None
-    assert invalid_reasons(metrics, Telemetry(), SGLANG.at, ValidityRule()) == ()
+    metrics = sglang_metrics(at_the_stub("0.4.0", "honest"))
+    line = json.loads((STUB / "0.4.0.honest.jsonl").read_text())
+    assert "mean_ttft_ms" not in line
+    assert metrics.ttft_ms.p50 == line["median_ttft_ms"]
+    assert metrics.ttft_ms.mean == 4.29
 
 
 def test_a_dead_server_of_0_4_0_is_exit_0_with_bare_nan() -> None:
-    zeros = dict.fromkeys(("total_output_tokens", "total_output_tokens_retokenized", "completed"), 0)
-    line = {name: SGLANG.line[name] for name in OLD_LINE} | zeros
-    line |= {"mean_e2e_latency_ms": math.nan, "median_e2e_latency_ms": math.nan, "output_throughput": 0.0}
-    line |= {"median_ttft_ms": 0.0, "median_itl_ms": 0.0}
-    printed = {"mean_ttft_ms": 0.0, "p99_ttft_ms": 0.0, "mean_tpot_ms": 0.0, "median_tpot_ms": 0.0, "p99_tpot_ms": 0.0}
-    printed |= {"mean_itl_ms": 0.0, "p99_itl_ms": 0.0, "request_throughput": 0.0}
-    files = SGLANG.files(line, reprinted(as_of_0_4_0(SGLANG.text), line | printed, SGLANG_PRINTS))
+    files = at_the_stub("0.4.0", "all")
     assert b"NaN" in files["client.jsonl"] and b"Infinity" in files["client.jsonl"]
     metrics = sglang_metrics(files)
     assert (metrics.e2e_ms.mean, metrics.ttft_ms.mean, metrics.output_tok_s) == (None, None, None)
-    reasons = invalid_reasons(metrics, Telemetry(), SGLANG.at, ValidityRule())
-    assert "24 of 24 requests failed (24 × missing)" in reasons
-    assert any("mean_e2e_latency_ms = NaN" in reason for reason in reasons)
+    assert "20 of 20 requests failed (20 × missing)" in judged(files)
+    assert any("mean_e2e_latency_ms = NaN" in reason for reason in judged(files))
 
 
-@pytest.mark.parametrize("printed", [as_of_0_3_6, as_of_0_4_0, as_of_0_5_2, as_of_0_5_5])
-def test_what_a_version_does_not_print_the_line_tells(printed: Callable[[str], str]) -> None:
-    text = printed(SGLANG.text)
-    assert text != SGLANG.text
-    metrics = sglang_metrics(SGLANG.files(text=text))
-    assert (metrics.tpot_ms.mean, metrics.completed) == (SGLANG.line["mean_tpot_ms"], 24)
-    assert invalid_reasons(metrics, Telemetry(), SGLANG.at, ValidityRule()) == ()
+def test_without_a_tpot_section_the_line_tells_it() -> None:
+    files = at_the_stub("0.5.2", "honest")
+    assert b"TPOT" not in files[PRINTED]
+    assert sglang_metrics(files).tpot_ms.mean == json.loads(files["client.jsonl"])["mean_tpot_ms"]
 
 
 @pytest.mark.parametrize(
