@@ -32,7 +32,7 @@ AT = point(2, 4, 32, 8)
 
 @pytest.fixture(scope="module")
 def url(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with demo_server(demo_model, tmp_path_factory.mktemp("server") / "log") as listening:
+    with demo_server(demo_model, tmp_path_factory.mktemp("server") / "log", "--metrics") as listening:
         yield listening
 
 
@@ -53,7 +53,7 @@ def raw(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 class TestBuiltinForReal(BenchContract):
     @pytest.fixture
     def case(self, raw: dict[str, Any]) -> BenchCase:
-        return builtin_case(raw, AT, {"output_tokens": 32, "peak_concurrency": 2, "retokenized_tokens": None})
+        return builtin_case(raw, AT, {"server_output_tokens": 32, "peak_concurrency": 2, "retokenized_tokens": None})
 
 
 @pytest.mark.parametrize("name", EXTERNAL)
@@ -67,4 +67,5 @@ def test_an_external_client_measures_a_real_server(name: str, url: str, tmp_path
     reasons = invalid_reasons(result.metrics, result.telemetry, AT, ValidityRule())
     assert [reason for reason in reasons if not reason.startswith(QUIET)] == []
     assert result.metrics.output_tokens == AT.requests * AT.output_tokens
+    assert result.metrics.server_output_tokens == result.metrics.output_tokens
     assert len(result.answers) == 12
