@@ -227,6 +227,25 @@ async def test_a_client_that_wrote_nothing_is_told_with_its_last_words(stub: Stu
 
 
 @pytest.mark.anyio
+async def test_a_stopped_run_leaves_none_of_its_clients_processes(stub: Stub, tmp_path: Path) -> None:
+    """Not even one that began a session of its own and does not mind being asked."""
+    stray = tmp_path / "stray"
+    away = f"trap '' TERM; echo $$ >{stray}.part; mv {stray}.part {stray}; while :; do sleep 0.2; done"
+    (tmp_path / "away.sh").write_text(away)
+    client = SglangBench(["sh", "-c", f"setsid sh {tmp_path}/away.sh & exec sleep 60"], (), "t")
+    target = target_with(client, tmp_path, stub.url)
+    await target.prepare()
+    await target.acquire("s1", "a test")
+    await target.begin_run(KEY, request(SGLANG.at))
+    while not stray.exists():
+        await target.pause(0.05)
+    await target.stop_run(KEY)
+    assert (await target.look_run(KEY)).phase == "ended"
+    assert not Path(f"/proc/{stray.read_text().strip()}").exists()
+    await target.release()
+
+
+@pytest.mark.anyio
 async def test_the_client_is_asked_for_its_version_before_anything_else(stub: Stub, tmp_path: Path) -> None:
     there, gone = VllmBench(["echo"], (), "t"), SglangBench([sys.executable], (), "t")
     assert await target_with(there, tmp_path, stub.url).client() == f"vllm --version; it lacks {there.lacks[0]}"
