@@ -8,6 +8,7 @@ from typing import Any
 from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
 from state.models import Disruption, JudgeRule, Policy, Workload
+from tools.benches.choice import unfit
 
 Sections = Mapping[str, Any]
 
@@ -77,6 +78,11 @@ def _requests(workload: Workload) -> Iterator[Problem]:
         yield Problem(("workload", "request_deadline_s"), message)
 
 
+def _client(workload: Workload, server: Any) -> Iterator[Problem]:
+    for path, message in unfit(workload, server.model, server.api_key_file is not None):
+        yield Problem(path, message)
+
+
 def _blocks(judge: JudgeRule) -> Iterator[Problem]:
     if judge.max_blocks < judge.min_blocks:
         message = f"expected at least min_blocks ({judge.min_blocks}), got {judge.max_blocks}"
@@ -139,6 +145,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = 
     (("server",), _generic),
     (("workload",), _load_points),
     (("workload",), _requests),
+    (("workload", "server"), _client),
     (("judge",), _blocks),
     (("policy", "judge"), _close_out),
     (("planner",), _planner),

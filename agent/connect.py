@@ -8,6 +8,7 @@ from agent.config import ServerSection, SessionConfig
 from agent.planners.base import Planner
 from agent.planners.catalogue import CataloguePlanner
 from agent.planners.selftest import SelftestPlanner
+from tools.benches.choice import bench_client
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import ServerAdapter
 from tools.servers.generic import Generic
@@ -46,7 +47,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         pid=server.pid,
         api_key_file=server.api_key_file,
     )
-    return RemoteTarget(host, adapter_for(server), settings)
+    return RemoteTarget(host, adapter_for(server), settings, bench_client(config.workload))
 
 
 def planner_for(config: SessionConfig) -> Planner:

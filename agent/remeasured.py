@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from agent.validity import COLLAPSED, invalid_reasons, seen_outside
 from state.errors import CommandFailed
 from state.models import Frozen, Measurement, MeasurementStatus, ValidityRule, Workload
-from tools.benches import builtin
+from tools.benches.choice import bench_client
 
 
 class Remeasured(Frozen):
@@ -37,7 +36,7 @@ def remeasured(
     if taken.load_point not in {point.name for point in workload.load_points}:
         return Remeasured(measurement=taken, unread=f"the session has no load point {taken.load_point}")
     try:
-        result = builtin.parse(json.dumps(raw).encode(), key)
+        result = bench_client(workload).again(raw, key)
     except CommandFailed as error:
         return Remeasured(measurement=taken, unread=error.what)
     if taken.reasons[:1] == (COLLAPSED,):

@@ -72,11 +72,21 @@ def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator
         yield "no positive duration and throughput"
     if not _positive(metrics.ttft_ms.mean):
         yield "no TTFT above zero"
+    if metrics.unusable:
+        yield f"these figures measure nothing: {', '.join(metrics.unusable)}"
+    yield from _text(metrics, rule)
     wanted = min(point.concurrency, point.requests)
     if metrics.peak_concurrency is not None and metrics.peak_concurrency < wanted:
         yield f"only {metrics.peak_concurrency} of {wanted} streams were ever in flight"
     if metrics.mean_concurrency is not None and metrics.mean_concurrency < rule.min_concurrency_share * wanted:
         yield f"{metrics.mean_concurrency:.1f} streams in flight on average, {wanted} asked"
+
+
+def _text(metrics: Metrics, rule: ValidityRule) -> Iterator[str]:
+    """Clients that count the tokens they asked for are held against the text that came; more of it proves nothing."""
+    found, claimed = metrics.retokenized_tokens, metrics.output_tokens
+    if found is not None and found < rule.min_retokenized_share * claimed:
+        yield f"the text that came has {found} tokens, the client claims {claimed}"
 
 
 def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule) -> Iterator[str]:

@@ -315,6 +315,10 @@ class Workload(Frozen):
     vocab_high: int = Field(default=30000, ge=2)
     request_deadline_s: float = Field(default=60.0, gt=0)
     run_deadline_s: float = Field(default=300.0, gt=0)
+    client: Literal["builtin", "sglang", "vllm", "guidellm", "aiperf"] = "builtin"
+    client_command: tuple[str, ...] = ()
+    client_args: tuple[str, ...] = ()
+    tokenizer: str | None = None
 
     @property
     def revision(self) -> str:
@@ -359,6 +363,9 @@ class Metrics(Frozen):
     duration_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
+    retokenized_tokens: int | None = Field(
+        default=None, description="output tokens by the client's own tokenizer, from the text that came"
+    )
     cached_tokens: int | None = None
     output_tok_s: float | None
     total_tok_s: float | None = None
@@ -372,6 +379,9 @@ class Metrics(Frozen):
     client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
     stopped_early: str | None = None
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+    unusable: tuple[str, ...] = Field(
+        default=(), description="figures that the client told but that measure nothing: not finite, or below zero"
+    )
 
 
 class Answer(Frozen):
@@ -612,6 +622,9 @@ class ValidityRule(Frozen):
     max_failed_share: float = Field(default=0.0, ge=0, lt=1)
     min_concurrency_share: float = Field(default=0.6, ge=0, le=1, description="mean in flight / asked")
     counter_tolerance: float = Field(default=0.05, ge=0, description="server's tokens may differ by this fraction")
+    min_retokenized_share: float = Field(
+        default=0.5, ge=0, le=1, description="tokens in the text that came / output tokens that a client counted"
+    )
     retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
 

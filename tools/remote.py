@@ -24,6 +24,8 @@ from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafe
 from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
 from tools import jobs, lease
 from tools.benches import builtin
+from tools.benches.base import BenchClient, Place
+from tools.benches.builtin import Builtin
 from tools.diagnose import FailureClass, diagnose
 from tools.facts import (
     BusyFact,
@@ -81,11 +83,14 @@ class RemoteSettings(Frozen):
 class RemoteTarget:
     """One server on one host."""
 
-    def __init__(self, host: Host, adapter: ServerAdapter, settings: RemoteSettings) -> None:
+    def __init__(
+        self, host: Host, adapter: ServerAdapter, settings: RemoteSettings, client: BenchClient | None = None
+    ) -> None:
         self.name = settings.name
         self.host = host
         self.adapter = adapter
         self.settings = settings
+        self.bench = client or Builtin()
         self.root = ""
         self.machine: Machine | None = None
         self.known: FlagTable | None = None
@@ -250,6 +255,22 @@ class RemoteTarget:
         seen = await ask(self.host, FolderFact(self.root, self.settings.python))
         return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
 
+    async def client(self) -> str:
+        """See `Target.client`; asked in the way in which the client will be started."""
+        words = self.bench.version_command()
+        if not words:
+            return self.bench.name
+        said = await self.host.run(f"{quote(words)} 2>&1 </dev/null", timeout_s=120)
+        version = next((line.strip() for line in reversed(said.text.splitlines()) if line.strip()), "")
+        if not said.ok or not version:
+            raise HostError(
+                f"the benchmark client {self.bench.name} cannot be started",
+                where={"host": self.host.name, "command": quote(words), "ended": said.ending},
+                tail=said.text,
+                do="install it on the host for the login's user, or correct workload.client_command",
+            )
+        return f"{self.bench.name} {version}; it lacks {'; '.join(self.bench.lacks)}"
+
     async def facts(self) -> TargetFacts:
         """See `Target.facts`."""
         machine = await self.look_around()
@@ -381,9 +402,14 @@ class RemoteTarget:
 
     async def begin_run(self, key: str, request: RunRequest) -> None:
         """See `Target.begin_run`."""
-        asked = builtin.request_json(key, request, self.settings.url, self.settings.model, self.settings.api_key_file)
-        script = builtin.script(self.settings.python, f"{self.root}/stream_client.py", asked)
-        await jobs.start(self._held(), self.root, key, script)
+        place = Place(
+            python=self.settings.python,
+            client=f"{self.root}/stream_client.py",
+            url=self.settings.url,
+            model=self.settings.model,
+            api_key_file=self.settings.api_key_file,
+        )
+        await jobs.start(self._held(), self.root, key, self.bench.script(key, request, place))
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -393,7 +419,9 @@ class RemoteTarget:
         if state.phase != "running":
             return RunState(phase="ended" if state.phase == "ended" else "vanished")
         with suppress(CommandFailed, ValueError):
-            seen = json.loads(await jobs.read(self.host, self.root, key, builtin.PROGRESS))
+            if self.bench.progress is None:
+                return RunState(phase="running")
+            seen = json.loads(await jobs.read(self.host, self.root, key, self.bench.progress))
             return RunState(
                 phase="running",
                 elapsed_s=seen["elapsed_s"] or 0.0,
@@ -405,13 +433,13 @@ class RemoteTarget:
     async def collect_run(self, key: str) -> RunResult:
         """See `Target.collect_run`."""
         try:
-            return builtin.parse(await self._whole(f"{jobs.job_dir(self.root, key)}/{builtin.RESULT}"), key)
+            return self.bench.parse(await self._left(key), key)
         except CommandFailed as error:
             said = await jobs.tail(self.host, self.root, key, "stderr", 12)
             raise CommandFailed(
                 f"the benchmark client left no usable result: {error.what}",
                 where={**error.where, "run": key},
-                tail=said or error.tail,
+                tail="\n".join(filter(None, (error.what, said or error.tail))),
                 do="run the client by hand in the job's folder on the host",
             ) from error
 
@@ -588,6 +616,15 @@ class RemoteTarget:
         while not parts or len(parts[-1]) == CHUNK_BYTES:
             parts.append(await self.host.get(path, offset=sum(map(len, parts))))
         return b"".join(parts)
+
+    async def _left(self, key: str) -> dict[str, bytes]:
+        """The files that the client left of those it should; only the first is sure to be there."""
+        sure, *others = self.bench.leaves
+        files = {sure: await self._whole(f"{jobs.job_dir(self.root, key)}/{sure}")}
+        for name in others:
+            with suppress(CommandFailed):
+                files[name] = await self._whole(f"{jobs.job_dir(self.root, key)}/{name}")
+        return files
 
     async def _hardware(self, machine: Machine) -> str:
         gpus = await ask(self.host, GpuFact())

@@ -133,6 +133,10 @@ class SimulatedTarget:
         """The world is small."""
         return Room(path=str(self.path), free_mb=10_000)
 
+    async def client(self) -> str:
+        """The world measures itself."""
+        return "builtin"
+
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(

@@ -154,6 +154,13 @@ class Target(Protocol):
         """Whether our files can lie on the host; reads only."""
         ...
 
+    async def client(self) -> str:
+        """The benchmark client's name and version, and what it lacks, in words; reads only.
+
+        Raises HostError when it cannot be started there.
+        """
+        ...
+
     async def facts(self) -> TargetFacts:
         """What planners may know; reads only."""
         ...

@@ -92,6 +92,9 @@ class TargetContract:
         foreign = await target.foreign_cores()
         assert foreign is None or foreign >= 0
 
+    async def test_it_names_its_benchmark_client(self, target: Target) -> None:
+        assert await target.client()
+
     async def test_watching_changes_nothing_that_serves(self, target: Target, good: LaunchSpec) -> None:
         before = await now(target)
         await target.guard(good)

@@ -439,9 +439,9 @@ def test_a_run_that_ended_early_asks_no_more(client: Client, stub: Stub) -> None
 
 
 @contextlib.contextmanager
-def demo_server(model: Path, log: Path) -> Iterator[str]:
+def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
     """The demo's llama.cpp server on a free port; its base URL."""
-    flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off"]
+    flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off", *more]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     with (
         log.open("wb") as sink,

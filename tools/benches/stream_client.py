@@ -15,6 +15,8 @@ How it measures
   apart; with speculation a chunk may carry several tokens. Percentiles interpolate linearly between order statistics.
 - Output tokens are `usage.completion_tokens` where sent, else the content chunks. Only completed requests count in any
   latency or throughput. A figure without data is null.
+- Where the request has `escort`, another program measures: it is started here after our own warm-up, sampled, ended at
+  the deadline, and never believed; what is written then are the readings beside it. Fixed prompts follow as always.
 - Where the request has `answers`, fixed prompts are asked once all of this has been taken. What comes of that is told
   beside the measurement and never changes it.
 - The sampler is a process of its own, and counts the time of the measured window only. Foreign CPU is the user and
@@ -61,6 +63,7 @@ TICK_S = 0.05
 READ_BYTES = 65536
 OPENINGS_PER_TURN = 8
 SMALL_ANSWER_BYTES = 4096
+LAST_WORDS_BYTES = 4096
 LAST_CHUNK = b"0\r\n\r\n"
 PATTERN_TOKENS = 8  # found on SmolLM2-135M with ids 1000 to 8000: it goes on repeating, and n-gram drafts are accepted
 SERIES_POINTS = 120
@@ -132,6 +135,7 @@ FIELDS = {
     "processes": Field(int, 1, 1),
     "foreign_exempt_pids": Field(list, []),
     "answers": Field(dict, None, nullable=True),
+    "escort": Field(dict, None, nullable=True),
 }
 PROMPT_FIELDS = {
     "kind": Field(str),
@@ -143,6 +147,15 @@ ANSWERS_FIELDS = {
     "prompts": Field(list),
     "top": Field(int, 5, 0),
     "at_once": Field(int, 4, 1),
+}
+ESCORT_FIELDS = {
+    "command": Field(list),
+    "environment": Field(dict, {}),
+    "key_variables": Field(list, []),
+    "printed": Field(str),
+    "fresh": Field(list, []),
+    "begin": Field(str, None, nullable=True),
+    "end": Field(str, None, nullable=True),
 }
 FIXED_PROMPT_FIELDS = {
     "id": Field(str),
@@ -185,6 +198,8 @@ class Job:
         self.asked = checked(raw, FIELDS, "request")
         self.prompt = checked(self.asked["prompt"], PROMPT_FIELDS, "request.prompt")
         self.answers = self._fixed_prompts()
+        escort = self.asked["escort"]
+        self.escort = None if escort is None else checked(escort, ESCORT_FIELDS, "request.escort")
         self._check_meaning()
         self.concurrency: int = self.asked["concurrency"]
         self.processes: int = min(self.asked["processes"], self.concurrency)
@@ -193,7 +208,8 @@ class Job:
         url = urlsplit(self.asked["base_url"])
         self.netloc, self.prefix = url.netloc, url.path.rstrip("/")
         self.family, self.address = self._resolve(url.hostname or "", url.port or 80)
-        self._authorization = self._read_key()
+        self.key = self._read_key()
+        self._authorization = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
 
     def _fixed_prompts(self) -> dict[str, Any] | None:
         if self.asked["answers"] is None:
@@ -222,6 +238,9 @@ class Job:
         fixed = sorted({"prompt", "stream", "stream_options", "max_tokens", "model"} & set(asked["extra_body"]))
         if fixed:
             raise BadRequest(f"request.extra_body must not set what the request itself decides: {', '.join(fixed)}")
+        words = (self.escort or {}).get("command", ["-"])
+        if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+            raise BadRequest(f"request.escort.command must be words, got {words!r}")
         if not all(type(pid) is int and pid > 0 for pid in asked["foreign_exempt_pids"]):
             raise BadRequest(f"request.foreign_exempt_pids must be pids, got {asked['foreign_exempt_pids']!r}")
 
@@ -244,7 +263,7 @@ class Job:
             return ""
         try:
             with open(path, encoding="utf-8") as file:
-                return f"Authorization: Bearer {file.read().strip()}\r\n"
+                return file.read().strip()
         except (OSError, UnicodeError) as err:
             raise BadRequest(f"request.api_key_file cannot be read: {err}") from err
 
@@ -1628,14 +1647,15 @@ class Bench:
             "server_counters": counters,
         }
         result = self._result(reports, measured, limits, warmup, stopped, trouble)
-        return {**result, "answers": self._answers(result)}
+        refusal = result["stopped_early"] or (None if result["completed"] else "no request was completed")
+        return {**result, "answers": self._answers(refusal)}
 
-    def _answers(self, result: dict[str, Any]) -> dict[str, Any] | None:
+    def _answers(self, refusal: str | None) -> dict[str, Any] | None:
         """The fixed prompts and what was said to them; None where none were wanted."""
         if self.job.answers is None:
             return None
-        if result["stopped_early"] or not result["completed"]:
-            return {"error": f"not asked: {result['stopped_early'] or 'no request was completed'}"}
+        if refusal:
+            return {"error": f"not asked: {refusal}"}
         try:
             asker = Asker(self.job, self.job.answers, self._began + self.job.asked["run_deadline_s"])
             return asker.ask(lambda: STOPS[TERMINATED] if self._terminated else None)
@@ -1719,6 +1739,140 @@ class Bench:
         }
 
 
+class Escort:
+    """Another program's run in our folder: its output goes to a file, its whole group ends with it; a live handle.
+
+    It is read only for two marks, which tell when the program begins and ends what it measures.
+    """
+
+    def __init__(self, job: Job, wanted: dict[str, Any]) -> None:
+        stale = [name for name in (wanted["printed"], *wanted["fresh"]) if os.path.exists(name)]
+        if stale:
+            raise FileExistsError(f"left from an earlier run: {', '.join(stale)}")
+        environment = {**os.environ, **wanted["environment"], "PYTHONUNBUFFERED": "1"}
+        environment.update(dict.fromkeys(wanted["key_variables"] if job.key else (), job.key))
+        parent = os.getpid()
+        self._printed = open(wanted["printed"], "w+b")  # noqa: SIM115 - closed in `end`
+        self._process = subprocess.Popen(
+            wanted["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        self._marks = {name: wanted[name].encode() for name in ("begin", "end") if wanted[name]}
+        self._unread = b""
+        self._place = 0
+        self._kill_at: float | None = None
+
+    def seen(self) -> set[str]:
+        """The marks that have come since the last look."""
+        while fresh := os.pread(self._printed.fileno(), READ_BYTES, self._place):
+            self._place += len(fresh)
+            self._unread += fresh
+        found = {name for name, mark in self._marks.items() if mark in self._unread}
+        self._unread = self._unread[-max((len(mark) for mark in self._marks.values()), default=1) :]
+        for name in found:
+            del self._marks[name]
+        return found
+
+    def ended(self) -> bool:
+        """Whether the program is over."""
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """Asks the program's group to end; what is left 5 s later is killed. To be called again until it has ended."""
+        number = signal.SIGTERM if self._kill_at is None else signal.SIGKILL
+        if self._kill_at is None or clock() >= self._kill_at:
+            self._kill_at = clock() + 5.0
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def end(self) -> int:
+        """Leaves nothing of the group behind; exit code of the program, negative for a signal.
+
+        The last words of one that failed are said again, to whoever reads our own errors.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if code:
+            size = os.fstat(self._printed.fileno()).st_size
+            last = os.pread(self._printed.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+            sys.stderr.write(last.decode("utf-8", "replace"))
+        self._printed.close()
+        return code
+
+
+class EscortedBench(Bench):
+    """A run that another program makes: our warm-up, its run with our readings beside it, our fixed prompts."""
+
+    def run(self) -> dict[str, Any]:
+        """The readings; what the program found stands in its own files."""
+        limits = raise_open_files(2 * self.job.concurrency + 256)
+        warmup = self._warm_up()
+        stopped: str | None = warmup["stopped_early"] if warmup else None
+        watched = {} if stopped else self._escorted()
+        stopped = stopped or watched.pop("stopped_early")
+        refusal = stopped or watched.get("error") or (f"exit code {watched['exit']}" if watched.get("exit") else None)
+        return {
+            "schema": SCHEMA,
+            "run_id": self.job.asked["run_id"],
+            "request": self.job.asked,
+            "warmup": warmup,
+            "limits": limits,
+            "exit": None,
+            "telemetry": None,
+            "counters": None,
+            "error": None,
+            **watched,
+            "stopped_early": stopped,
+            "answers": self._answers(refusal),
+        }
+
+    def _escorted(self) -> dict[str, Any]:
+        assert self.job.escort is not None
+        counters = {"before": self.job.server_counters()}
+        self._sampler = Sampler(self.job)
+        probe = Probe(self.job, os.getpid())
+        readings = {"start": probe.read()}
+        began_unix = time.time()
+        try:
+            escort = Escort(self.job, self.job.escort)
+        except OSError as err:
+            self._sampler.stop()
+            return {"error": f"the client could not be started: {err}", "stopped_early": None}
+        stopped: str | None = None
+        while not escort.ended():
+            self._tick()
+            for mark in escort.seen():
+                readings[mark] = probe.read()
+                if mark == "begin":
+                    counters[mark] = self.job.server_counters()
+            if self._board.stop:
+                stopped = STOPS[self._board.stop]
+                escort.stop()
+            time.sleep(TICK_S)
+        if "begin" in readings:
+            readings.update(dict.fromkeys(escort.seen(), probe.read()))
+        readings["over"] = probe.read()
+        code = escort.end()
+        counters["after"] = self.job.server_counters()
+        first, last = readings.get("begin", readings["start"]), readings.get("end", readings["over"])
+        samples = [s for s in self._sampler.stop() if first["at"] < s["at"] < last["at"]]
+        return {
+            "started_at_unix": rounded(began_unix),
+            "wall_s": rounded(readings["over"]["at"] - readings["start"]["at"]),
+            "marks": sorted(set(readings) & {"begin", "end"}),
+            "exit": code,
+            "telemetry": Telemetry([first, *samples, last], self.job.asked["sample_interval_s"]).figures(),
+            "counters": counters,
+            "stopped_early": stopped,
+        }
+
+
 def request_row(o: Outcome, began: float) -> list[Any]:
     """`[start_s, ttft_ms, e2e_ms, output_tokens, kind]`; a failed request has no latencies."""
     return [rounded(o.started_at - began, 6), rounded(o.ttft_ms), rounded(o.e2e_ms), o.tokens, o.kind]
@@ -1748,7 +1902,7 @@ def main() -> NoReturn:
     except BadRequest as err:
         print(f"stream_client: {err}", file=sys.stderr)
         sys.exit(2)
-    bench = Bench(job, args.progress)
+    bench = Bench(job, args.progress) if job.escort is None else EscortedBench(job, None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, bench.terminate)
     result = bench.run()
