@@ -10,7 +10,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -244,14 +243,17 @@ class SessionConfig(Frozen):
     notify: NotifySection = Field(default=NotifySection(), description="who is told when a session ends")
     experiments: tuple[OwnExperiment, ...] = Field(default=(), description="a person's own ideas, tried like any other")
 
-    @cached_property
+    @property
     def canonical(self) -> str:
         """One text for equal configurations, whatever the order and the comments of the file."""
         return canonical_json(self.model_dump(mode="json"))
 
-    @cached_property
+    @property
     def revision(self) -> str:
-        """Digest of the canonical text; stored with the session, so that a changed file is noticed on resume."""
+        """Digest of the canonical text; stored with the session, so that a changed file is noticed on resume.
+
+        Never remembered: a copy with other values would carry the digest of what it was copied from.
+        """
         return digest(self.model_dump(mode="json"))
 
     @model_validator(mode="after")
