@@ -6,7 +6,9 @@ removes ours, gives the name back and starts the original. Everything is text; n
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
 
 from state.errors import ServerError
 from state.models import Holder, LaunchSpec, ProcessId
@@ -19,8 +21,13 @@ from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 from tools.services.process import revealed
 from tools.services.stop_container import LABEL, StopContainer, engine_sh
 
-SET_ASIDE = "-ratchet-original"
-"""Added to the name of the container that was found, while one of ours has its name."""
+SET_ASIDE = re.compile(r"-ratchet-[0-9a-f]{12}$")
+"""What is added to the name of the container that was found, while one of ours has its name."""
+
+
+def base_name(name: str) -> str:
+    """The name that a container has when it is not set aside, as after a reboot in mid-session."""
+    return SET_ASIDE.sub("", name)
 
 
 class InContainer:
@@ -51,7 +58,7 @@ class InContainer:
         begin = _ORIGINAL_SH if is_original else self._instead_sh(desired, secrets, key)
         return f"""{place_sh(self.root, key)}{NOTE_LEVEL_SH}{STAT_SH}{engine_sh(self.holder, self.root)}
 {follow_sh(desired.fingerprint)}
-original={shlex.quote(self.holder.id)} name={shlex.quote(self.holder.name)} aside={shlex.quote(self._aside)}
+name={shlex.quote(self.holder.name)} aside={shlex.quote(self._aside)}
 # named NAME: gives the original that name, unless it has it
 named() {{
   now=$(eng inspect --type container -f '{{{{.Name}}}}' "$original") || exit 1
@@ -78,19 +85,9 @@ echo "ratchet: container $container ended with exit code $code" >&2
 exit "${{code:-1}}"
 """
 
-    def in_place(self, command: tuple[str, ...]) -> str:
-        """Sh that runs a command that only prints, where the server's program lies: in the container if it runs."""
-        program, rest = shlex.quote(command[0]), shlex.join(command[1:])
-        options = shlex.join(one for one in self.container.options if not one.startswith(("--label", "--init")))
-        return f"""{engine_sh(self.holder, self.root)}
-original={shlex.quote(self.holder.id)}
-if [ "$(main_of "$original")" != 0 ]; then eng exec "$original" {program} {rest}
-else eng run --rm {options} --entrypoint {program} {shlex.quote(self.container.image)} {rest}
-fi"""
-
     @property
     def _aside(self) -> str:
-        return self.holder.name + SET_ASIDE
+        return f"{self.holder.name}-ratchet-{self.holder.id[:12]}"
 
     def _instead_sh(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """Makes a container of ours under the original's name; sets `container`.
@@ -114,6 +111,16 @@ fi"""
 (umask 077; printf '%s\\n' {shlex.join(lines)} >"$d/env") || exit 1
 container=$(eng create {shlex.join(options)} --env-file "$d/env" {tail}) || exit 1
 rm -f "$d/env\""""
+
+
+def in_place_sh(holder: Holder, root: str, container: Container, command: Sequence[str]) -> str:
+    """Sh that runs a command that only prints, where the server's program lies: in the container, if it runs."""
+    program, rest = shlex.quote(command[0]), shlex.join(command[1:])
+    options = shlex.join(one for one in container.options if not one.startswith(("--label", "--tty", "--interactive")))
+    return f"""{engine_sh(holder, root)}
+if [ "$(main_of "$original")" != 0 ]; then eng exec "$original" {program} {rest}
+else eng run --rm {options} --entrypoint {program} {shlex.quote(container.image)} {rest}
+fi"""
 
 
 def _one_line(name: str, value: str) -> str:

@@ -10,14 +10,32 @@ from __future__ import annotations
 
 import shlex
 
-from state.models import ProcessId
+from state.models import Frozen, ProcessId
 from tools.job_scripts import STEP_S
 from tools.jobs import job_dir
+from tools.shell import Host
 
 RECORD = "held"
 MARK, SPEC_MARK = "RATCHET_HELD", "RATCHET_SPEC"
 LOOK_S = 1
 """How often a follower looks; it runs beside measurements."""
+
+
+class Launched(Frozen):
+    """Which launch of ours had a process started."""
+
+    key: str
+    fingerprint: str
+
+
+async def launch_of(host: Host, root: str, process: ProcessId) -> Launched | None:
+    """The launch whose follower recorded this very process, None when none did."""
+    line = f"^{process.pid} {process.start_ticks} {process.boot_id} "
+    found = await host.check(f"grep -s {shlex.quote(line)} {shlex.quote(root)}/jobs/*/{RECORD} /dev/null; :")
+    for told in found.text.splitlines():
+        path, _, record = told.partition(f"/{RECORD}:")
+        return Launched(key=path.rpartition("/")[2], fingerprint=record.split()[-1])
+    return None
 
 
 def steps(seconds: float) -> int:

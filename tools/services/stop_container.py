@@ -14,7 +14,7 @@ LABEL = "ratchet"
 
 
 def engine_sh(holder: Holder, root: str) -> str:
-    """Defines `eng WORDS` (docker or podman), `root COMMAND`, `main_of ID` and `mine` (ids of containers of ours).
+    """Defines `eng WORDS` (docker or podman), `root COMMAND`, `main_of ID` `mine` (ids of containers of ours) and `$original`.
 
     `RATCHET_JOB` is kept from the engine: what it starts for us must not be taken for a part of the job.
     """
@@ -25,7 +25,12 @@ eng() ( unset RATCHET_JOB; exec {as_root}{program} "$@" )
 root() {{ {as_root}"$@"; }}
 # main_of ID: the container's main process as the host numbers it, 0 when it does not run
 main_of() {{ eng inspect --type container -f '{{{{.State.Pid}}}}' "$1" 2>/dev/null || echo 0; }}
-mine() {{ eng ps -aq --no-trunc --filter {shlex.quote(f"label={LABEL}={root}")}; }}
+original={shlex.quote(holder.id)}
+# mine: a winner of an earlier session may be the original of this one
+mine() {{
+  listed=$(eng ps -aq --no-trunc --filter {shlex.quote(f"label={LABEL}={root}")}) || return 1
+  for one in $listed; do [ "$one" = "$original" ] || echo "$one"; done
+}}
 """
 
 
@@ -52,7 +57,6 @@ family() {{
   for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do known "$child" && return 0; done
   return 1
 }}
-original={shlex.quote(self.holder.id)}
 main=$(main_of "$original")
 if [ "$main" != 0 ] && stat_of "$main" && ! family "$main"; then
   echo "container $original runs process $main, which is neither adopted nor ours; it was left alone" >&2
