@@ -595,7 +595,7 @@ class ValidityRule(Frozen):
 
 
 class Holder(Frozen):
-    """What keeps the adopted process alive, and through which it is stopped and started: nobody, a unit, a container."""
+    """What keeps the adopted process alive, and what stops and starts it: nobody, a unit of systemd, a container."""
 
     kind: Literal["process", "systemd", "container"] = Field(default="process", description="process: nobody holds it")
     scope: Literal["", "system", "user", "docker", "podman"] = Field(default="", description="which manager or engine")

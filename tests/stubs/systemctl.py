@@ -199,9 +199,9 @@ def spawned(settings: Settings, last: dict[str, str]) -> subprocess.Popen[bytes]
         for name in split(line):
             environ.pop(name, None)
     places = [last.get(name, "").removeprefix("append:") for name in ("StandardOutput", "StandardError")]
-    out, err = (open(expanded(place) if place else os.devnull, "ab") for place in places)
     words = [re.sub(r"\$\$", "$", word) for word in split(settings["ExecStart"][-1])]
-    with out, err:
+    names = [expanded(place) if place else os.devnull for place in places]
+    with open(names[0], "ab") as out, open(names[1], "ab") as err:
         folder = last.get("WorkingDirectory", "/")
         return subprocess.Popen(
             words, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True

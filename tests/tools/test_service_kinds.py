@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from state.models import Holder
-from tests.contracts.jobs_contract import alive, start_ticks
 from tests.contracts.service_contract import ServiceCase, ServiceContract, served
 from tests.local_host import LocalHost
 from tests.ssh_servers import free_port
@@ -62,6 +59,14 @@ def stubbed(folder: Path, name: str) -> Path:
     return place
 
 
+def spawned(argv: tuple[str, ...], folder: Path) -> subprocess.Popen[bytes]:
+    environ = {"PATH": os.environ["PATH"], "DROPPED": "1"}
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        argv, cwd=folder, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+
+
 class TestBareProcess(ServiceContract):
     @pytest.fixture
     async def case(self, tmp_path: Path) -> AsyncIterator[ServiceCase]:
@@ -70,19 +75,7 @@ class TestBareProcess(ServiceContract):
         started: list[subprocess.Popen[bytes]] = []
 
         async def start() -> None:
-            environ = {"PATH": os.environ["PATH"], "DROPPED": "1"}
-            with open(os.devnull, "r+b") as nothing:
-                started.append(
-                    subprocess.Popen(
-                        argv,
-                        cwd=tmp_path,
-                        env=environ,
-                        stdin=nothing,
-                        stdout=nothing,
-                        stderr=nothing,
-                        start_new_session=True,
-                    )  # fmt: skip
-                )
+            started.append(spawned(argv, tmp_path))
 
         async def by_hand() -> None:
             started[-1].kill()

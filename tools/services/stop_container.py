@@ -14,7 +14,7 @@ LABEL = "ratchet"
 
 
 def engine_sh(holder: Holder, root: str) -> str:
-    """Defines `eng WORDS` (docker or podman), `root COMMAND`, `main_of ID` `mine` (ids of containers of ours) and `$original`.
+    """Defines `eng WORDS` (docker or podman), `root COMMAND`, `main_of ID`, `mine` (ids of ours) and `$original`.
 
     `RATCHET_JOB` is kept from the engine: what it starts for us must not be taken for a part of the job.
     """
