@@ -65,7 +65,7 @@ class ContainedHost(PosixHost):
 @contextlib.contextmanager
 def contained(world: Path, *first: str, environ: dict[str, str]) -> Iterator[int]:
     """The pid, as seen from here, of `first` as process 1 of such a part; skips where none can be made."""
-    world.mkdir(parents=True)
+    world.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or not CGROUPS.is_dir():
         pytest.skip("only root of a machine with a cgroup2 tree of its own can make such namespaces")
     group = CGROUPS / f"ratchet-test-{os.getpid()}"

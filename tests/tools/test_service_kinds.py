@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from state.models import Holder
+from tests.contained import ContainedHost, contained
 from tests.contracts.service_contract import ServiceCase, ServiceContract, served
 from tests.local_host import LocalHost
 from tests.ssh_servers import free_port
+from tools.services.container import InContainer
+from tools.services.container_options import read_container
 from tools.services.process import BareProcess
 from tools.services.systemd import SystemdUnit
 from tools.shell import CommandResult, PosixHost
@@ -34,8 +40,8 @@ class Prefixed(PosixHost):
         """Nothing is held open."""
 
 
-def words(folder: Path, port: int) -> tuple[str, ...]:
-    return (sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(served(folder)), str(port))
+def words(folder: Path, port: int, python: str = sys.executable) -> tuple[str, ...]:
+    return (python, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(served(folder)), str(port))
 
 
 def other_folder(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -154,3 +160,130 @@ class TestSystemdStandIn(ServiceContract):
             by_hand=by_hand,
         )
         await host.check("systemctl --user stop files.service")
+
+
+# --- the real things, where they can't harm this machine --------------------------------------------------------
+
+SYSTEMD = "/usr/lib/systemd/systemd"
+DEBIANS_PYTHON = "/usr/bin/python3"
+ROOTS = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+BASE = "[Unit]\nDescription=All that there is\nDefaultDependencies=no\n"
+BEGIN_SH = """
+set -e
+units=$1; shift
+mkdir -p /run/systemd/system "$units"
+cp "$0"/units/* "$units/"
+exec env -i container=ratchet XDG_RUNTIME_DIR=/run/of-user SYSTEMD_UNIT_PATH="$units" "PATH=$PATH" \
+  /usr/lib/systemd/systemd "$@" --unit=base.target --log-target=console --log-level=info
+"""
+"""There are no other units than ours: none that cleans, mounts, seeds or logs."""
+
+
+@pytest.mark.real
+class TestSystemd(ServiceContract):
+    """The real systemd as the first process of a contained part of this machine: system manager and user manager."""
+
+    @pytest.fixture(params=["system", "user"])
+    async def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ServiceCase]:
+        if not Path(SYSTEMD).exists():
+            pytest.skip("systemd is not installed")
+        port, world, user = free_port(), tmp_path / "world", request.param == "user"
+        units = "/run/of-user/systemd/user" if user else "/run/systemd/system"
+        manager = ["--user"] if user else ["--system"]
+        first = ["/bin/sh", "-c", BEGIN_SH, str(tmp_path / "given"), units, *manager]
+        command = " ".join(words(world / "files", port, DEBIANS_PYTHON))
+        (tmp_path / "given" / "units").mkdir(parents=True)
+        (tmp_path / "given" / "units" / "base.target").write_text(BASE)
+        unit = UNIT.format(folder=world, command=command).replace("[Unit]", "[Unit]\nDefaultDependencies=no")
+        (tmp_path / "given" / "units" / "files.service").write_text(unit)
+        with contained(world, *first, environ=ROOTS) as pid:
+            host = ContainedHost(pid, "export XDG_RUNTIME_DIR=/run/of-user\n")
+            served(world / "files")
+            ask = f"systemctl --no-pager {manager[0]}"
+
+            async def footprint() -> object:
+                properties = "DropInPaths,NeedDaemonReload,Restart,Environment,EnvironmentFiles,StandardOutput"
+                shown = f"{ask} show -p {properties},StartLimitIntervalUSec,FailureAction files.service"
+                told = await host.check(f"cd {units}; find . | sort; find . -type f -exec cat {{}} +; {shown}")
+                return told.text
+
+            async def by_hand() -> None:
+                await host.check(f"{ask} restart files.service")
+
+            await host.check(f"until {ask} is-active -q base.target; do sleep 0.1; done; {ask} start files.service")
+            holder = Holder(kind="systemd", scope=request.param, name="files.service")
+            yield ServiceCase(
+                host=host,
+                root=str(world / "root"),
+                port=port,
+                python=DEBIANS_PYTHON,
+                service=lambda original: SystemdUnit(str(world / "root"), port, 5.0, holder, original),
+                changed=other_folder,
+                refused=with_unknown_flag,
+                footprint=footprint,
+                by_hand=by_hand,
+            )
+
+
+def busybox_image(path: Path) -> None:
+    """The smallest root file system with a web server."""
+    with tarfile.open(path, "w") as image:
+        image.add("/bin/busybox", "bin/busybox")
+        for name in ("httpd", "sh"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            image.addfile(link)
+        for name in ("www", "tmp", "etc"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            image.addfile(folder)
+
+
+@pytest.mark.real
+class TestPodman(ServiceContract):
+    """The real podman, its storage and its containers, in a contained part of this machine."""
+
+    @pytest.fixture
+    async def case(self, tmp_path: Path) -> AsyncIterator[ServiceCase]:
+        if shutil.which("podman") is None or not Path("/bin/busybox").exists():
+            pytest.skip("podman or busybox is not installed")
+        port, world = free_port(), tmp_path / "world"
+        with contained(world, "/bin/sh", "-c", "while :; do sleep 1; done", environ=ROOTS) as pid:
+            busybox_image(world / "image.tar")
+            served(world / "files")
+            (world / "bin").mkdir()
+            podman = f"--root {world}/store --runroot /run/podman --tmpdir /run/libpod --storage-driver vfs"
+            podman += " --cgroup-manager cgroupfs --events-backend file"
+            (world / "bin" / "podman").write_text(f'#!/bin/sh\nexec /usr/bin/podman {podman} "$@"\n')
+            (world / "bin" / "podman").chmod(0o755)
+            host = ContainedHost(pid, f"export PATH={world}/bin:$PATH\n")
+            made = (
+                "--network host --cgroups disabled --ulimit nofile=512:1024 --ulimit nproc=4000:4000 --restart always"
+            )
+            made += f" --stop-signal KILL -e DROPPED=1 -e 'GIVEN=some words' -v {world}/files:/www:ro --label mine=1"
+            run = f"podman run -d --name files {made} files /bin/httpd -f -p 127.0.0.1:{port} -h /www"
+            await host.check(f"podman import {world}/image.tar files && {run}", timeout_s=60)
+            inspected = json.loads((await host.check("podman inspect files")).text)[0]
+            container = read_container(inspected)
+            assert container.obstacles == ()
+            holder = Holder(kind="container", scope="podman", name="files", id=container.id)
+
+            async def footprint() -> object:
+                one = json.loads((await host.check("podman inspect files")).text)[0]
+                names = (await host.check("podman ps -a --format '{{.Names}}'")).text
+                return names, {key: value for key, value in one.items() if key not in ("State", "ExecIDs")}
+
+            async def by_hand() -> None:
+                await host.check("podman restart -t 1 files")
+
+            yield ServiceCase(
+                host=host,
+                root=str(world / "root"),
+                port=port,
+                python=DEBIANS_PYTHON,
+                service=lambda original: InContainer(str(world / "root"), port, 2.0, holder, original, container),
+                changed=lambda argv: (*argv, "-r", 'a $realm "of" it\'s'),
+                refused=lambda argv: (*argv, "-Q"),
+                footprint=footprint,
+                by_hand=by_hand,
+            )
