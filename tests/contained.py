@@ -20,7 +20,7 @@ from tests.local_host import LocalHost
 from tools.shell import CommandResult, PosixHost, quote
 
 CGROUPS = Path("/sys/fs/cgroup/unified")
-DROPPED = ("sys_time", "sys_module", "sys_boot", "sys_rawio", "net_admin", "syslog", "mknod", "wake_alarm")
+DROPPED = ("sys_time", "sys_module", "sys_boot", "sys_rawio", "net_admin", "syslog", "wake_alarm")
 """Capabilities over things that no namespace keeps apart, the clock above all: neither the first process nor any script
 has them."""
 BOUNDED = [f"--{kind}={','.join(f'-{name}' for name in DROPPED)}" for kind in ("bounding-set", "inh-caps")]
@@ -29,7 +29,7 @@ set -e
 world=$1; shift
 mount --make-rprivate /
 for d in /tmp /var/tmp /run /root /home /mnt /dev/shm /var/log /var/cache /var/lib/containers /etc/cni/net.d \
-  /etc/systemd /etc/containers /usr/lib/systemd/system-generators /usr/lib/systemd/user-generators \
+  /etc/systemd /usr/lib/systemd/system-generators /usr/lib/systemd/user-generators \
   /usr/lib/systemd/system-environment-generators /usr/lib/systemd/user-environment-generators; do
   [ ! -d $d ] || case "$world/" in $d/*) ;; *) mount -t tmpfs none $d ;; esac
 done

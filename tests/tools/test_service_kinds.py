@@ -256,7 +256,7 @@ class TestPodman(ServiceContract):
             podman += " --cgroup-manager cgroupfs --events-backend file"
             (world / "bin" / "podman").write_text(f'#!/bin/sh\nexec /usr/bin/podman {podman} "$@"\n')
             (world / "bin" / "podman").chmod(0o755)
-            host = ContainedHost(pid, f"export PATH={world}/bin:$PATH\n")
+            host = ContainedHost(pid, f"export PATH={world}/bin:$PATH TMPDIR={world}\n")
             made = (
                 "--network host --cgroups disabled --ulimit nofile=512:1024 --ulimit nproc=4000:4000 --restart always"
             )
