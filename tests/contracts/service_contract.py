@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from state.errors import CommandFailed
-from state.models import LaunchSpec, ProcessId
+from state.models import Holder, LaunchSpec, ProcessId
 from tools import jobs
-from tools.facts import ListenersFact, ProcessFact, ProcessFacts, ask
+from tools.facts import ListenersFact, MachineFact, ProcessFact, ProcessFacts, ask
 from tools.jobs import JobState
 from tools.restore import ALREADY, FOREIGN, Restore
 from tools.servers.base import HttpRequest, is_volatile
 from tools.services.base import Service, StopJobs
+from tools.services.finding import find
 from tools.services.held import launch_of
 from tools.shell import Host
 
@@ -39,6 +40,8 @@ class ServiceCase:
     root: str
     port: int
     python: str
+    holder: Holder | None
+    """What is found to hold the server; None where it cannot be found."""
     service: Callable[[LaunchSpec], Service]
     """For the server's own spec."""
     changed: Callable[[tuple[str, ...]], tuple[str, ...]]
@@ -155,6 +158,16 @@ async def cleared(case: ServiceCase):  # type: ignore[no-untyped-def]
 
 @pytest.mark.anyio
 class ServiceContract:
+    async def test_what_holds_the_server_is_found_without_a_trace(self, case: ServiceCase) -> None:
+        if case.holder is None:
+            pytest.skip("a stand-in has no cgroup")
+        await case.found()
+        footprint, facts = await case.footprint(), await case.serving()
+        assert facts is not None
+        found = await find(case.host, facts, await ask(case.host, MachineFact()))
+        assert (found.holder, found.obstacles) == (case.holder, ())
+        assert await case.footprint() == footprint
+
     async def test_a_flag_is_changed_and_what_was_found_comes_back_byte_for_byte(self, case: ServiceCase) -> None:
         async with cleared(case):
             original, adopted = await case.found()

@@ -97,6 +97,7 @@ class TestBareProcess(ServiceContract):
             root=str(root),
             port=port,
             python=sys.executable,
+            holder=Holder(),
             service=lambda original: BareProcess(str(root), port, 1.0),
             changed=other_folder,
             refused=with_unknown_flag,
@@ -153,6 +154,7 @@ class TestSystemdStandIn(ServiceContract):
             root=str(root),
             port=port,
             python=sys.executable,
+            holder=None,
             service=lambda original: SystemdUnit(str(root), port, 5.0, holder, original),
             changed=other_folder,
             refused=with_unknown_flag,
@@ -170,11 +172,17 @@ ROOTS = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 BASE = "[Unit]\nDescription=All that there is\nDefaultDependencies=no\n"
 BEGIN_SH = """
 set -e
-units=$1; shift
-mkdir -p /run/systemd/system "$units"
-cp "$0"/units/* "$units/"
-exec env -i container=ratchet XDG_RUNTIME_DIR=/run/of-user SYSTEMD_UNIT_PATH="$units" "PATH=$PATH" \
-  /usr/lib/systemd/systemd "$@" --unit=base.target --log-target=console --log-level=info
+mkdir -p /run/systemd/system "$1"
+cp "$0"/units/* "$1/"
+begin() {
+  exec env -i container=ratchet XDG_RUNTIME_DIR=/run/of-user SYSTEMD_UNIT_PATH="$1" "PATH=$PATH" \\
+    /usr/lib/systemd/systemd "$2" --unit=base.target --log-target=console --log-level=info
+}
+[ "$2" = --user ] || begin "$@"
+group=/sys/fs/cgroup/user.slice/user@0.service
+mkdir -p $group
+( sh -c 'echo $PPID' >$group/cgroup.procs; begin "$@" ) &
+while :; do sleep 1; done
 """
 """There are no other units than ours: none that cleans, mounts, seeds or logs."""
 
@@ -183,7 +191,7 @@ exec env -i container=ratchet XDG_RUNTIME_DIR=/run/of-user SYSTEMD_UNIT_PATH="$u
 class TestSystemd(ServiceContract):
     """The real systemd as the first process of a contained part of this machine: system manager and user manager."""
 
-    @pytest.fixture(params=["system", "user"])
+    @pytest.fixture(params=["system", "sudo", "user"])
     async def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ServiceCase]:
         if not Path(SYSTEMD).exists():
             pytest.skip("systemd is not installed")
@@ -211,12 +219,14 @@ class TestSystemd(ServiceContract):
                 await host.check(f"{ask} restart files.service")
 
             await host.check(f"until {ask} is-active -q base.target; do sleep 0.1; done; {ask} start files.service")
-            holder = Holder(kind="systemd", scope=request.param, name="files.service")
+            scope, sudo = "user" if user else "system", request.param == "sudo"
+            holder = Holder.model_validate({"kind": "systemd", "scope": scope, "name": "files.service", "sudo": sudo})
             yield ServiceCase(
                 host=host,
                 root=str(world / "root"),
                 port=port,
                 python=DEBIANS_PYTHON,
+                holder=holder.model_copy(update={"sudo": False}),
                 service=lambda original: SystemdUnit(str(world / "root"), port, 5.0, holder, original),
                 changed=other_folder,
                 refused=with_unknown_flag,
@@ -281,6 +291,7 @@ class TestPodman(ServiceContract):
                 root=str(world / "root"),
                 port=port,
                 python=DEBIANS_PYTHON,
+                holder=holder,
                 service=lambda original: InContainer(str(world / "root"), port, 2.0, holder, original, container),
                 changed=lambda argv: (*argv, "-r", 'a $realm "of" it\'s'),
                 refused=lambda argv: (*argv, "-Q"),
