@@ -605,7 +605,7 @@ class Holder(Frozen):
 
     def __str__(self) -> str:
         if self.kind == "process":
-            return "a bare process"
+            return "nobody: a bare process"
         if self.kind == "systemd":
             return f"the {self.scope} unit {self.name}"
         return f"the {self.scope} container {self.name}"

@@ -164,6 +164,43 @@ class TestSystemdStandIn(ServiceContract):
         await host.check("systemctl --user stop files.service")
 
 
+class TestDockerStandIn(ServiceContract):
+    @pytest.fixture
+    async def case(self, tmp_path: Path) -> AsyncIterator[ServiceCase]:
+        port, root = free_port(), tmp_path / "root"
+        place = stubbed(tmp_path, "docker")
+        host = Prefixed(f"export PATH={place}:$PATH STUB_DOCKER={tmp_path / 'store'}\n")
+        command = " ".join(words(tmp_path / "files", port))
+        made = "--network host --restart always --ulimit nofile=512:1024 --label mine=1 --shm-size 1000000b"
+        made += f" --workdir {tmp_path} -e DROPPED=1 -e 'GIVEN=some words' --stop-signal SIGINT"
+        await host.check(f"docker run -d --name files {made} python {command}")
+        container = read_container(json.loads((await host.check("docker inspect files")).text)[0])
+        assert container.obstacles == ()
+        holder = Holder(kind="container", scope="docker", name="files", id=container.id)
+
+        async def footprint() -> object:
+            ids = (await host.check("docker ps -aq --no-trunc")).text.split()
+            shown = json.loads((await host.check(f"docker inspect {' '.join(ids)}")).text)
+            return [{key: value for key, value in one.items() if key != "State"} for one in shown]
+
+        async def by_hand() -> None:
+            await host.check("docker restart -t 5 files")
+
+        yield ServiceCase(
+            host=host,
+            root=str(root),
+            port=port,
+            python=sys.executable,
+            holder=None,
+            service=lambda original: InContainer(str(root), port, 5.0, holder, original, container),
+            changed=other_folder,
+            refused=with_unknown_flag,
+            footprint=footprint,
+            by_hand=by_hand,
+        )
+        await host.check("for one in $(docker ps -q); do docker stop -t 1 $one; done")
+
+
 # --- the real things, where they can't harm this machine --------------------------------------------------------
 
 SYSTEMD = "/usr/lib/systemd/systemd"
