@@ -18,11 +18,13 @@ from tests.contained import ContainedHost, contained
 from tests.contracts.service_contract import ServiceCase, ServiceContract, served
 from tests.local_host import LocalHost
 from tests.ssh_servers import free_port
+from tools.facts import MachineFact, ask
 from tools.services.container import InContainer
 from tools.services.container_options import read_container
+from tools.services.finding import find
 from tools.services.process import BareProcess
 from tools.services.systemd import SystemdUnit
-from tools.shell import CommandResult, PosixHost
+from tools.shell import CommandResult, Host, PosixHost, quote
 
 STUBS = Path(__file__).parents[1] / "stubs"
 
@@ -244,18 +246,20 @@ class TestSystemd(ServiceContract):
         with contained(world, *first, environ=ROOTS) as pid:
             host = ContainedHost(pid, "export XDG_RUNTIME_DIR=/run/of-user\n")
             served(world / "files")
-            ask = f"systemctl --no-pager {manager[0]}"
+            asking = f"systemctl --no-pager {manager[0]}"
 
             async def footprint() -> object:
                 properties = "DropInPaths,NeedDaemonReload,Restart,Environment,EnvironmentFiles,StandardOutput"
-                shown = f"{ask} show -p {properties},StartLimitIntervalUSec,FailureAction files.service"
+                shown = f"{asking} show -p {properties},StartLimitIntervalUSec,FailureAction files.service"
                 told = await host.check(f"cd {units}; find . | sort; find . -type f -exec cat {{}} +; {shown}")
                 return told.text
 
             async def by_hand() -> None:
-                await host.check(f"{ask} restart files.service")
+                await host.check(f"{asking} restart files.service")
 
-            await host.check(f"until {ask} is-active -q base.target; do sleep 0.1; done; {ask} start files.service")
+            await host.check(
+                f"until {asking} is-active -q base.target; do sleep 0.1; done; {asking} start files.service"
+            )
             scope, sudo = "user" if user else "system", request.param == "sudo"
             holder = Holder.model_validate({"kind": "systemd", "scope": scope, "name": "files.service", "sudo": sudo})
             yield ServiceCase(
@@ -270,6 +274,31 @@ class TestSystemd(ServiceContract):
                 footprint=footprint,
                 by_hand=by_hand,
             )
+
+    async def test_a_login_that_may_neither_is_told_so(self, case: ServiceCase) -> None:
+        assert case.holder is not None
+        await case.found()
+        facts, nobody = await case.serving(), AsNobody(case.host)
+        assert facts is not None
+        found = await find(nobody, facts, await ask(nobody, MachineFact()))
+        (told,) = found.obstacles
+        wanted = "log in as that user" if case.holder.scope == "user" else "neither root nor may use `sudo -n`"
+        assert wanted in told
+        assert str(case.holder) in told
+
+
+class AsNobody(PosixHost):
+    """A host whose login has no rights at all."""
+
+    def __init__(self, within: Host) -> None:
+        self.within, self.name = within, "nobody"
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/bin/sh", "-c", script]
+        return await self.within.run(f"exec {quote(words)}", stdin=stdin, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
 
 
 def busybox_image(path: Path) -> None:
