@@ -260,6 +260,12 @@ class ServiceContract:
             await case.make_way(service, adopted, "S-T1")
             await case.launched(service, adopted, "S-T2", original)
 
+    async def test_a_frozen_server_makes_way_all_the_same(self, case: ServiceCase) -> None:
+        async with cleared(case):
+            original, adopted = await case.found()
+            await case.host.check(f"kill -STOP {adopted.pid}")
+            await case.launched(case.service(original), adopted, "S-T1", original)
+
     async def test_operations_are_data_that_render_the_same_script(self, case: ServiceCase) -> None:
         original, adopted = await case.found()
         for operation in case.service(original).plan(adopted, "S-T1"):

@@ -230,7 +230,7 @@ while :; do sleep 1; done
 class TestSystemd(ServiceContract):
     """The real systemd as the first process of a contained part of this machine: system manager and user manager."""
 
-    @pytest.fixture(params=["system", "sudo", "user"])
+    @pytest.fixture(params=["system", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sudo", "user"))])
     async def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ServiceCase]:
         if not Path(SYSTEMD).exists():
             pytest.skip("systemd is not installed")
