@@ -40,6 +40,8 @@ crash: install
 bench: install
 	$(BIN)/python benchmarks/client_rate.py --check
 	$(BIN)/python benchmarks/judge.py --check
+	$(BIN)/python benchmarks/answers.py --check
+	$(if $(REAL),$(BIN)/python benchmarks/real_night.py --check)
 
 native: install
 	sh scripts/build-llama-server.sh

@@ -156,13 +156,37 @@ def sessions(db: Db = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def replay(session: SessionId = None, db: Db = None, as_json: Json = False) -> None:
-    """The decision log with reasons and evidence, told from the store alone."""
-    from state.replay import decision_log
+def replay(
+    session: SessionId = None,
+    db: Db = None,
+    as_json: Json = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compute every verdict again instead; exit code 1 for any difference.")
+    ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="KEY=VALUE",
+            help="Judge again with a key under judge, validity or workload.guards changed; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """The decision log with reasons and evidence, told from the store alone; or judged again from what was measured."""
     from state.store import Store
 
+    if verify and what_if:
+        raise ConfigError("--verify and --what-if are two questions", do="ask one after the other")
     with Store.read(_find(db)) as store:
-        log = decision_log(store, _session_id(store, session))
+        session_id = _session_id(store, session)
+        if verify:
+            raise typer.Exit(_verify(store, session_id, as_json))
+        if what_if:
+            _what_if(store, session_id, what_if, as_json)
+            return
+        from state.replay import decision_log
+
+        log = decision_log(store, session_id)
     if as_json:
         _print_json(log)
         return
@@ -310,6 +334,39 @@ def demo(
 
 
 # --- parts -------------------------------------------------------------------------------------------------
+
+
+def _verify(store: Store, session_id: str, as_json: bool) -> int:
+    from agent.verify import verify
+
+    audit = verify(store, session_id)
+    if as_json:
+        _print_json({**audit.model_dump(mode="json"), "clean": audit.clean, "summary": audit.summary})
+    else:
+        from rich.console import Console
+
+        from agent.live import audit_tables
+
+        Console().print(*audit_tables(audit), audit.summary, sep="\n", markup=False, highlight=False)
+    return 0 if audit.clean else 1
+
+
+def _what_if(store: Store, session_id: str, wishes: list[str], as_json: bool) -> None:
+    from agent.what_if import what_if
+
+    unclear = [wish for wish in wishes if "=" not in wish]
+    if unclear:
+        do = "write KEY=VALUE, as in judge.minimal_effect=0.05"
+        raise ConfigError(f"--what-if {unclear[0]} names no value", do=do)
+    found = what_if(store, session_id, {key.strip(): value for key, _, value in (w.partition("=") for w in wishes)})
+    if as_json:
+        _print_json({**found.model_dump(mode="json"), "summary": found.summary})
+        return
+    from rich.console import Console
+
+    from agent.live import what_if_table
+
+    Console().print(what_if_table(found), found.summary, sep="\n", markup=False, highlight=False)
 
 
 def _print_diagnosis(diagnosis: Any, as_json: bool) -> None:

@@ -39,14 +39,15 @@ def baseline_experiment() -> Experiment:
     )
 
 
-def close_out_experiment() -> Experiment:
-    """The comparison that makes the headline."""
+def close_out_experiment(store: Store, session_id: str) -> Experiment:
+    """The comparison that makes the headline; its answers must be compared if those of a kept change had to be."""
     return Experiment(
         id=CLOSE_OUT,
         title="final configuration against the original",
         hypothesis="what was kept is better than what was found",
         priority=1.0,
         purpose=Purpose.CLOSE_OUT,
+        numerics=any(todo.experiment.numerics for todo, _ in kept(store, session_id)),
         source=Source(kind="built-in"),
     )
 
@@ -128,8 +129,8 @@ def without(experiment_id: str) -> str:
 
 
 def missed(verdict: Verdict) -> bool:
-    """Whether leaving the change out looked like a loss, or could not be measured: then the change stays."""
-    return verdict.outcome is Outcome.WORSE or verdict.objective is None or verdict.objective.estimate < 0
+    """Whether leaving the change out looked like a loss, or could not be measured to the end: then it stays."""
+    return verdict.outcome not in (Outcome.BETTER, Outcome.NO_DIFFERENCE)
 
 
 def _went(experiment_id: str, verdicts: Mapping[str, Verdict]) -> bool:

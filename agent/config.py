@@ -57,6 +57,7 @@ from state.models import (
     canonical_json,
     digest,
 )
+from tools.servers.generic import GenericRules
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -100,6 +101,7 @@ def _plain_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable or (parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port))
     except ValueError as impossible:
         raise ValueError(advice) from impossible
     if not usable or parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
@@ -146,15 +148,21 @@ class TargetSection(Frozen):
 class ServerSection(Frozen):
     """The one inference server that may be stopped and started: whoever listens on the url's port, or the pid."""
 
-    engine: Literal["llamacpp"] = Field(default="llamacpp", description="which kind of server it is")
+    engine: Literal["llamacpp", "vllm", "sglang", "generic"] = Field(
+        default="llamacpp", description="which kind of server it is; generic: any other, described in server.generic"
+    )
     url: Annotated[str, AfterValidator(_plain_url)] = Field(
-        default="http://127.0.0.1:8102", description="address of the server as seen from the host"
+        default="http://127.0.0.1:8102",
+        description="address of the server as seen from the host; tcp://host:port for a generic one without HTTP",
     )
     model: str | None = Field(default=None, description="model name sent in requests; by default none is sent")
     start_deadline_s: float = Field(default=120.0, gt=0, description="how long a launch may take until it generates")
     stop_grace_s: float = Field(default=20.0, gt=0, description="time between asking the server to end and forcing it")
     pid: int | None = Field(default=None, ge=1, description="process id, only where the port cannot tell")
     api_key_file: str | None = Field(default=None, description="path on the host of a file that holds the API key")
+    generic: GenericRules = Field(
+        default=GenericRules(), description="of an engine without an adapter: what may be changed and what proves life"
+    )
 
     @property
     def port(self) -> int:
@@ -189,7 +197,9 @@ class PlannerSection(Frozen):
         default="catalogue", description="which planner proposes experiments; selftest only launches what runs already"
     )
     only: tuple[str, ...] = Field(default=(), description="ids or tags of experiments; none means all")
-    skip: tuple[str, ...] = Field(default=(), description="ids or tags of experiments that are left out")
+    skip: tuple[str, ...] = Field(
+        default=(), description='ids or tags of experiments that are left out; "numerics" for all that change answers'
+    )
     relaunches: int = Field(default=0, ge=0, description="launches of the unchanged server in a selftest")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
 from state.models import Disruption, JudgeRule, Policy, Workload
+from tools.benches.choice import unfit
 
 Sections = Mapping[str, Any]
 
@@ -77,6 +78,11 @@ def _requests(workload: Workload) -> Iterator[Problem]:
         yield Problem(("workload", "request_deadline_s"), message)
 
 
+def _client(workload: Workload, server: Any) -> Iterator[Problem]:
+    for path, message in unfit(workload, server.model, server.api_key_file is not None):
+        yield Problem(path, message)
+
+
 def _blocks(judge: JudgeRule) -> Iterator[Problem]:
     if judge.max_blocks < judge.min_blocks:
         message = f"expected at least min_blocks ({judge.min_blocks}), got {judge.max_blocks}"
@@ -113,9 +119,33 @@ def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:
             yield Problem(path, f'"{name}" is the id of experiment {ids.index(name)} already')
 
 
+def _generic(server: Any) -> Iterator[Problem]:
+    rules = server.generic
+    if server.engine != "generic":
+        if server.url.startswith("tcp:"):
+            yield Problem(("server", "url"), f'a tcp address is for engine "generic", here it is "{server.engine}"')
+        if rules != type(rules)():
+            message = f'this is for engine "generic", here it is "{server.engine}"'
+            yield Problem(("server", "generic"), message)
+    if rules.health_path and server.url.startswith("tcp:"):
+        message = "a tcp address has no paths; give an http address as server.url, or a health_command"
+        yield Problem(("server", "generic", "health_path"), message)
+    names = [name for flag in rules.flags for name in (flag.name, *flag.aliases)]
+    for index, flag in enumerate(rules.flags):
+        place: KeyPath = ("server", "generic", "flags", index)
+        if names.count(flag.name) > 1:
+            yield Problem((*place, "name"), f'"{flag.name}" is declared twice')
+        if flag.type == "choice" and not flag.choices:
+            yield Problem((*place, "type"), "a choice needs choices")
+        if flag.opposite and flag.type != "switch":
+            yield Problem((*place, "opposite"), "only a switch has an opposite")
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
+    (("server",), _generic),
     (("workload",), _load_points),
     (("workload",), _requests),
+    (("workload", "server"), _client),
     (("judge",), _blocks),
     (("policy", "judge"), _close_out),
     (("planner",), _planner),

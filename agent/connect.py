@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from agent.config import SessionConfig
+from collections.abc import Callable
+
+from agent.config import ServerSection, SessionConfig
 from agent.planners.base import Planner
 from agent.planners.catalogue import CataloguePlanner
 from agent.planners.selftest import SelftestPlanner
+from tools.benches.choice import bench_client
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import ServerAdapter
+from tools.servers.generic import Generic
 from tools.servers.llamacpp import LlamaCpp
+from tools.servers.sglang import Sglang
+from tools.servers.vllm import Vllm
 from tools.ssh import SshHost
 from tools.ssh_settings import SshSettings
 
-ADAPTERS: dict[str, type[ServerAdapter]] = {"llamacpp": LlamaCpp}
+ADAPTERS: dict[str, Callable[[], ServerAdapter]] = {"llamacpp": LlamaCpp, "sglang": Sglang, "vllm": Vllm}
+
+
+def adapter_for(server: ServerSection) -> ServerAdapter:
+    """The adapter of the engine that the session file names."""
+    return Generic(server.generic, server.url) if server.engine == "generic" else ADAPTERS[server.engine]()
 
 
 async def connect(config: SessionConfig) -> RemoteTarget:
@@ -36,7 +47,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         pid=server.pid,
         api_key_file=server.api_key_file,
     )
-    return RemoteTarget(host, ADAPTERS[server.engine](), settings)
+    return RemoteTarget(host, adapter_for(server), settings, bench_client(config.workload))
 
 
 def planner_for(config: SessionConfig) -> Planner:

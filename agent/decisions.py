@@ -13,6 +13,7 @@ from state.models import (
     Finding,
     Frozen,
     Outcome,
+    Purpose,
     Role,
     Todo,
     TodoStatus,
@@ -38,6 +39,14 @@ class Ids(Frozen):
     decision: str
     finding: str
     scope: str
+
+
+def consequences(row: ComparisonRow, verdict: Verdict, todos: Sequence[Todo], ids: Ids) -> list[ev.Event]:
+    """All that follows from a verdict, by what the comparison was for."""
+    purpose = row.experiment.purpose
+    if purpose is Purpose.TRY:
+        return after_verdict(row, verdict, todos, ids)
+    return AFTER_OWN_CHECK[purpose](row, verdict, ids)
 
 
 def after_verdict(row: ComparisonRow, verdict: Verdict, todos: Sequence[Todo], ids: Ids) -> list[ev.Event]:
@@ -135,6 +144,14 @@ def after_without(row: ComparisonRow, verdict: Verdict, ids: Ids) -> list[ev.Eve
     if not stays:
         happened.append(ev.RoleSet(role=Role.KNOWN_GOOD, fingerprint=row.candidate, reason=what))
     return happened
+
+
+AFTER_OWN_CHECK = {
+    Purpose.CLOSE_OUT: after_close_out,
+    Purpose.SENTINEL: after_sentinel,
+    Purpose.WITHOUT: after_without,
+}
+"""What follows from a comparison that the loop made on its own account."""
 
 
 def finding(row: ComparisonRow, verdict: Verdict, ids: Ids) -> Finding:

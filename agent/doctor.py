@@ -20,7 +20,7 @@ from agent.policy import (
     observation_s,
 )
 from agent.room import refuse_no_room_here, refuse_no_room_there
-from state.errors import PolicyRefused, RatchetError
+from state.errors import HostError, PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
 from tools.services.finding import UNVERIFIED
 from tools.target import Target
@@ -66,7 +66,8 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
         return Diagnosis(checks=(*checks, failed), exit_code=error.exit_code)
     checks.append(Check(name="server", status="ok", text=f"process {adoption.process.pid}, {adoption.engine_version}"))
     checks.append(await _room("host's folder", refuse_no_room_there(target)))
-    checks += [await _generates(target), *_adoption_checks(adoption, config), await _quiet(target, config)]
+    checks += [await _generates(target), await _client(target)]
+    checks += [*_adoption_checks(adoption, config), await _quiet(target, config)]
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
     checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
@@ -98,6 +99,13 @@ async def _generates(target: Target) -> Check:
     if trouble is None:
         return Check(name="generates", status="ok", text="a real request was answered")
     return Check(name="generates", status="failed", text=trouble, do="look at the server's log; nothing was touched")
+
+
+async def _client(target: Target) -> Check:
+    try:
+        return Check(name="benchmark client", status="ok", text=await target.client())
+    except HostError as error:
+        return Check(name="benchmark client", status="failed", text=f"{error.what}: {error.tail}", do=error.do)
 
 
 def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from agent.chooser import Situation
@@ -10,6 +11,7 @@ from agent.judge import Comparison, Prices, Seen, figures, log_of
 from agent.policy import Costs, Spent, close_out_s
 from agent.validity import noisy
 from state.models import (
+    Answer,
     Arm,
     DecisionKind,
     Failure,
@@ -43,6 +45,7 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
     everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
     failure = start_failure(list(trials.values()), experiment_id, row.candidate)
     purpose = row.experiment.purpose
+    compares = row.experiment.numerics or config.workload.guards.answers != "off"
     epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
     return Comparison(
         experiment_id=experiment_id,
@@ -75,7 +78,22 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         ),
         purpose=purpose,
         observes=row.experiment.observes,
+        numerics=row.experiment.numerics,
+        parent_answers=_passes(store, session_id, trials, row.parent) if compares else (),
+        candidate_answers=_passes(store, session_id, trials, row.candidate) if compares else (),
     )
+
+
+PASSES = 4
+"""So many of a configuration's newest passes over the fixed prompts are compared; more would tell nothing new."""
+
+
+def _passes(
+    store: Store, session_id: str, trials: Mapping[str, Trial], fingerprint: str
+) -> tuple[tuple[Answer, ...], ...]:
+    """What launches of a configuration answered to the fixed prompts, whatever they were measured for."""
+    launches = {trial.id for trial in trials.values() if trial.fingerprint == fingerprint}
+    return tuple(answers for _, answers in store.answers(session_id, launches)[-PASSES:])
 
 
 def night_comparison(store: Store, session_id: str, config: SessionConfig) -> Comparison:

@@ -12,7 +12,7 @@ from agent.config import SessionConfig
 from agent.evidence import ABANDONED
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.progress import Progress
-from agent.validity import COLLAPSED, TRAFFIC, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -28,7 +28,7 @@ from state.models import (
     digest,
 )
 from state.store import Store
-from tools.target import RunRequest, RunState, Serving, Target
+from tools.target import RunRequest, RunResult, RunState, Serving, Target
 
 POLL_S = 0.5
 
@@ -144,13 +144,22 @@ class Hands:
         self.write(ev.TrialClosed(trial=closed), *notes)
         return closed
 
-    async def measure(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement:
-        """Make the wanted run on the serving trial, or go on with the one that was under way."""
+    async def measure(self, need: Need, comparison: Comparison, trial: Trial, answers: bool = False) -> Measurement:
+        """Make the wanted run on the serving trial, or go on with the one that was under way.
+
+        `answers`: a run that begins now also asks the fixed prompts once it is measured.
+        """
         assert trial.process is not None
         taken = await self._taken_up(need, comparison, trial) or self._new_measurement(need, comparison, trial)
         point = self.config.workload.point(taken.load_point)
         key = self.key(taken.id)
-        request = RunRequest(point=point, workload=self.config.workload, seed=taken.seed, process=trial.process)
+        request = RunRequest(
+            point=point,
+            workload=self.config.workload,
+            seed=taken.seed,
+            process=trial.process,
+            answers=answers,
+        )
         self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
 
         async def act() -> dict[str, str]:
@@ -161,9 +170,10 @@ class Hands:
             return {"run": key} if (await self.target.look_run(key)).phase != "absent" else None
 
         await self.journal.once(f"{taken.id}/run", request.model_dump(mode="json"), act, observe)
-        closed, raw = await self._finish_run(taken, key, comparison, trial)
+        closed, result = await self._finish_run(taken, key, comparison, trial)
         self.journal.fault(f"{taken.id}:collected")
-        self.write(ev.MeasurementClosed(measurement=closed, raw=raw))
+        raw, given = (None, ()) if result is None else (result.raw, result.answers)
+        self.write(ev.MeasurementClosed(measurement=closed, raw=raw, answers=given))
         return closed
 
     def void(self, need: Need, comparison: Comparison, trial: Trial, reason: str) -> None:
@@ -260,7 +270,7 @@ class Hands:
 
     async def _finish_run(
         self, taken: Measurement, key: str, comparison: Comparison, trial: Trial
-    ) -> tuple[Measurement, dict[str, object] | None]:
+    ) -> tuple[Measurement, RunResult | None]:
         state, collapse = await self._follow(taken, key, comparison)
         if state.phase in ("vanished", "absent"):
             gone = ("the benchmark job vanished without a result",)
@@ -275,9 +285,9 @@ class Hands:
         serving = await self.target.serving()
         traffic = await self.target.foreign_traffic()
         if traffic is not None:
-            reasons = (*reasons, f"{TRAFFIC}: {traffic} right after the run")
+            reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:
-            reasons = (*reasons, "the server that was measured no longer serves")
+            reasons = (*reasons, GONE)
         if collapse is not None:
             reasons = (COLLAPSED, collapse)
         closed = taken.model_copy(
@@ -289,7 +299,7 @@ class Hands:
                 "seconds": self._since(self.store.opened_at("measurements", taken.id)),
             }
         )
-        return closed, result.raw
+        return closed, result
 
     async def _follow(self, taken: Measurement, key: str, comparison: Comparison) -> tuple[RunState, str | None]:
         """Poll the job to its end; end it early when a candidate has plainly collapsed."""

@@ -20,8 +20,10 @@ from rich.text import Text
 
 from agent.evidence import BUILT_IN
 from agent.selftest import ENOUGH, SelfTest
+from agent.verify import Audit, Kind, Result
+from agent.what_if import WhatIf
 from state import events as ev
-from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoStatus
+from state.models import DecisionKind, MeasurementStatus, Outcome, Todo, TodoStatus, Verdict
 from state.store import Store
 
 ROWS = 14
@@ -234,3 +236,58 @@ def selftest_table(told: SelfTest) -> RenderableType:
     word = f"{smallest:+.0%}" if smallest is not None else f"more than {told.found[-1].gain:+.0%}"
     last = Text(f"smallest gain that is found in {ENOUGH:.0%} of nights: {word}", style="bold")
     return Group(facts, Text(""), chances, last)
+
+
+def audit_tables(audit: Audit) -> Iterator[Table]:
+    """Each verdict then and now, then whatever was not the same or was taken on trust."""
+    verdicts = Table(box=None, padding=(0, 1))
+    for name in ("experiment", "decided then", "objective then", "computed again", "objective again", ""):
+        verdicts.add_column(name, overflow="fold")
+    for check in audit.checks:
+        if check.kind is Kind.VERDICT:
+            columns = (check.subject, *_said(check.stored), *_said(check.recomputed), check.result)
+            verdicts.add_row(*map(Text, columns), style=_RESULTS[check.result])
+    yield verdicts
+    rest = Table(box=None, padding=(0, 1))
+    for name in ("", "", "what"):
+        rest.add_column(name, overflow="fold")
+    for (kind, what, result), subjects in _remarks(audit).items():
+        rest.add_row(kind, ", ".join(subjects), Text(what), style=_RESULTS[result])
+    if rest.row_count:
+        yield rest
+
+
+def _said(verdict: Verdict | None) -> tuple[str, str]:
+    if verdict is None:
+        return "–", "–"
+    return verdict.outcome, verdict.objective.percent if verdict.objective is not None else "–"
+
+
+def _remarks(audit: Audit) -> dict[tuple[Kind, str, Result], list[str]]:
+    """What is to be said, and of which runs, verdicts or tables; what can't be verified is not told value by value."""
+    found: dict[tuple[Kind, str, Result], list[str]] = {}
+    for check in audit.checks:
+        said = []
+        if check.result is Result.UNVERIFIABLE:
+            said = [f"{check.result}: {check.why}" + "; it differs (--json tells where)" * bool(check.differences)]
+        elif check.result is Result.DIFFERENT:
+            said = [check.why, *map(str, check.differences)]
+        if check.trusted:
+            said.append(f"taken on trust: {'; '.join(check.trusted)}")
+        for line in filter(None, said):
+            found.setdefault((check.kind, line, check.result), []).append(check.subject)
+    return found
+
+
+_RESULTS = {Result.SAME: "", Result.DIFFERENT: "bold red", Result.UNVERIFIABLE: "yellow"}
+
+
+def what_if_table(found: WhatIf) -> Table:
+    """Each verdict then and under the changed rule."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("experiment", "decided then", "would be", "why"):
+        table.add_column(name, overflow="fold")
+    for one in found.alternatives:
+        would_be = one.would_be or "no verdict yet"
+        table.add_row(one.experiment, one.decided, would_be, Text(one.why), style="bold yellow" if one.differs else "")
+    return table

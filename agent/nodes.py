@@ -10,37 +10,33 @@ from typing import TypedDict
 
 from agent import built_in, chooser
 from agent.config import SessionConfig
-from agent.decisions import Ids, after_close_out, after_sentinel, after_verdict, after_without
+from agent.decisions import Ids, consequences
 from agent.ending import proven, restore
 from agent.evidence import (
     CLOSE_OUT,
     comparison_of,
-    costs,
     kept_anything,
     situation,
-    spent,
     too_noisy,
 )
 from agent.hands import Hands
-from agent.judge import Comparison, Need, assess
-from agent.judge import close as close_verdict
+from agent.judge import Comparison, Need, asks_answers, assess
 from agent.planners.base import Planner, View
-from agent.policy import broken_constraints, forbidden, out_of_time
+from agent.policy import broken_constraints, forbidden
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
+from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
 from state.errors import ForeignTraffic, PolicyRefused
 from state.models import (
     Arm,
     DecisionKind,
     Experiment,
-    Outcome,
     Purpose,
     Role,
     SessionStatus,
     TodoStatus,
     Trial,
     TrialStatus,
-    Verdict,
     digest,
 )
 from state.store import ComparisonRow, Store
@@ -187,7 +183,7 @@ class Nodes:
         self._enter("apply")
         row, comparison = self._open()
         assessment = assess(comparison)
-        if assessment.verdict is not None or self._out_of_time(comparison):
+        if assessment.verdict is not None or no_time_left(self.store, self.session_id, self.config, comparison):
             return {"next": "settle"}
         need = assessment.need
         assert need is not None
@@ -220,7 +216,7 @@ class Nodes:
         if noise is not None:
             self.hands.void(need, comparison, position.trial, noise)
             return {"next": "judge"}
-        await self.hands.measure(need, comparison, position.trial)
+        await self.hands.measure(need, comparison, position.trial, asks_answers(comparison, need))
         return {"next": "judge"}
 
     async def judge(self, state: LoopState) -> LoopState:
@@ -235,14 +231,10 @@ class Nodes:
         """Turn the verdict into a decision: keep, revert, block or void; `observe` then restores what must serve."""
         self._enter("settle")
         row, comparison = self._open()
-        verdict = self._final_verdict(comparison)
-        purpose = row.experiment.purpose
-        if purpose is Purpose.TRY:
-            self.hands.write(*after_verdict(row, verdict, self.store.todos(self.session_id), self._ids()))
-        else:
-            self.hands.write(*AFTER_OWN_CHECK[purpose](row, verdict, self._ids()))
+        verdict = final_verdict(self.store, self.session_id, self.config, comparison)
+        self.hands.write(*consequences(row, verdict, self.store.todos(self.session_id), self._ids()))
         await self.hands.guard()
-        return {"next": "finish" if purpose is Purpose.CLOSE_OUT else "observe"}
+        return {"next": "finish" if row.experiment.purpose is Purpose.CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
         """Leave the final configuration serving, prove it, and close the session."""
@@ -314,7 +306,7 @@ class Nodes:
             reason=choice.reason,
         )
         self.hands.write(
-            ev.TodoAdded(experiment=built_in.close_out_experiment()),
+            ev.TodoAdded(experiment=built_in.close_out_experiment(self.store, self.session_id)),
             ev.ComparisonOpened(
                 experiment_id=CLOSE_OUT,
                 parent=self.hands.role(Role.ORIGINAL),
@@ -366,25 +358,6 @@ class Nodes:
             ev.DecisionMade(decision=decision),
         )
 
-    def _out_of_time(self, comparison: Comparison) -> str | None:
-        if comparison.purpose is Purpose.CLOSE_OUT or comparison.observes:
-            return None
-        return out_of_time(
-            self.config.policy,
-            spent(self.store, self.session_id),
-            self.config.workload,
-            self.config.judge,
-            costs(self.store, self.session_id, self.config),
-        )
-
-    def _final_verdict(self, comparison: Comparison) -> Verdict:
-        verdict = assess(comparison).verdict
-        if verdict is not None:
-            return verdict
-        void = hopelessly_void(comparison.own, self.config.validity)
-        outcome = Outcome.INVALID if void is not None else Outcome.INCONCLUSIVE
-        return close_verdict(comparison, outcome, void or self._out_of_time(comparison) or "ended early")
-
     def _heal(self, reason: str) -> LoopState:
         """Known-good died or hangs although nothing of ours was to replace it."""
         decision = self.store.decide(
@@ -402,7 +375,7 @@ class Nodes:
         return Ids(
             decision=self.store.next_id("decisions", "D"),
             finding=self.store.next_id("findings", "F"),
-            scope=f"workload {session.workload_revision}, {session.adoption.engine_version}, parent",
+            scope=scope(session),
         )
 
     def _wait_first(self, comparison: Comparison) -> bool:
@@ -471,11 +444,3 @@ def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison
     if comparison.purpose is Purpose.SENTINEL and need.arm is Arm.CANDIDATE:
         used |= {m.trial_id for m in comparison.record}
     return trial.id not in used
-
-
-AFTER_OWN_CHECK = {
-    Purpose.CLOSE_OUT: after_close_out,
-    Purpose.SENTINEL: after_sentinel,
-    Purpose.WITHOUT: after_without,
-}
-"""What follows from a comparison that the loop made on its own account."""

@@ -65,6 +65,7 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
             await target.refuse_held()
             await refuse_no_room_there(target)
             refuse_unusable(config, await target.adopt(), await target.trouble())
+            await target.client()
             await target.prepare()
             adoption = await target.adopt()
             session_id = new_session_id(store.clock())

@@ -10,11 +10,18 @@ from state.models import LoadPoint, Measurement, MeasurementStatus, Metrics, Tel
 QUIET = "noisy host"
 TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
+AFTERWARDS = "right after the run"
+GONE = "the server that was measured no longer serves"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
     """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC."""
     return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
+
+
+def seen_outside(reason: str) -> bool:
+    """Whether a reason was seen on the host beside the run: no figure of the run can tell it again."""
+    return reason == GONE or (reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS))
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:
@@ -41,6 +48,14 @@ def hopelessly_void(own: tuple[Measurement, ...], rule: ValidityRule) -> str | N
     return None
 
 
+def errs(taken: Measurement, rule: ValidityRule) -> bool:
+    """Whether a run is void because requests failed or answers were cut: what the server did, not its surroundings."""
+    metrics = taken.metrics
+    if metrics is None or taken.status is MeasurementStatus.VALID:
+        return False
+    return bool(metrics.short_outputs) or metrics.failed > rule.max_failed_share * metrics.requested
+
+
 def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator[str]:
     if metrics.stopped_early:
         yield f"stopped early: {metrics.stopped_early}"
@@ -57,11 +72,21 @@ def _figures(metrics: Metrics, point: LoadPoint, rule: ValidityRule) -> Iterator
         yield "no positive duration and throughput"
     if not _positive(metrics.ttft_ms.mean):
         yield "no TTFT above zero"
+    if metrics.unusable:
+        yield f"these figures measure nothing: {', '.join(metrics.unusable)}"
+    yield from _text(metrics, rule)
     wanted = min(point.concurrency, point.requests)
     if metrics.peak_concurrency is not None and metrics.peak_concurrency < wanted:
         yield f"only {metrics.peak_concurrency} of {wanted} streams were ever in flight"
     if metrics.mean_concurrency is not None and metrics.mean_concurrency < rule.min_concurrency_share * wanted:
         yield f"{metrics.mean_concurrency:.1f} streams in flight on average, {wanted} asked"
+
+
+def _text(metrics: Metrics, rule: ValidityRule) -> Iterator[str]:
+    """Clients that count the tokens they asked for are held against the text that came; more of it proves nothing."""
+    found, claimed = metrics.retokenized_tokens, metrics.output_tokens
+    if found is not None and found < rule.min_retokenized_share * claimed:
+        yield f"the text that came has {found} tokens, the client claims {claimed}"
 
 
 def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule) -> Iterator[str]:

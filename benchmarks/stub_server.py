@@ -5,7 +5,8 @@ and knows nothing of any client.
 `--rate` is the pace over all `--streams` together, 0 as fast as the sockets take it. A request chooses its own fault
 with `"stub": {"fault": NAME, "share": 0..1, "only": K}`; flags of the same names set it for requests that do not.
 Faults: zero_tokens, quarter_tokens, lying_usage (a quarter sent, all claimed), no_usage, pairs (two tokens a chunk),
-http_503, silent, drip, garbage, garbage_framing, close_midstream, reset, error_body, error_event.
+http_503, silent, drip, garbage, garbage_framing, close_midstream, reset, error_body, error_event, no_logprobs (400).
+Without `"stream": true` the answer comes whole, with logprobs in OpenAI's older form where asked.
 `GET /metrics` has llama.cpp's counters, `GET /stats` what the stub saw.
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 FAULTS = (
     "zero_tokens", "quarter_tokens", "lying_usage", "no_usage", "pairs", "http_503", "silent", "drip", "garbage",
-    "garbage_framing", "close_midstream", "reset", "error_body", "error_event",
+    "garbage_framing", "close_midstream", "reset", "error_body", "error_event", "no_logprobs",
 )  # fmt: skip
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -94,6 +95,25 @@ def broken(fault: str) -> Iterator[bytes | None]:
     elif fault == "error_event":
         yield ERROR_EVENT + DONE
     yield None
+
+
+def whole(body: dict[str, Any]) -> bytes:
+    """A completion that is not streamed: as many tokens as asked, each with an alternative where logprobs are asked."""
+    asked = body["max_tokens"]
+    tokens = [" token"] * asked
+    logprobs = {
+        "tokens": tokens,
+        "token_logprobs": [-0.25] * asked,
+        "top_logprobs": [{" token": -0.25, " other": -1.75}] * asked,
+        "text_offset": [len(" token") * place for place in range(asked)],
+    }
+    choice = {
+        "index": 0,
+        "text": "".join(tokens),
+        "logprobs": logprobs if body.get("logprobs") else None,
+        "finish_reason": "length",
+    }
+    return plain("200 OK", json.dumps({"object": "text_completion", "choices": [choice]}).encode())
 
 
 class Connection:
@@ -194,6 +214,10 @@ class Stub:
             linger = struct.pack("ii", 1, 0)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return iter([STREAM_HEAD + TOKEN, None])
+        if fault == "no_logprobs" and body.get("logprobs"):
+            return iter([plain("400 Bad Request", b'{"error":{"message":"no logprobs here"}}')])
+        if not body.get("stream"):
+            return iter([whole(body)])
         self.streaming += 1
         self.counts["peak_streams"] = max(self.counts["peak_streams"], self.streaming)
         rate = self.options.rate

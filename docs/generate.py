@@ -1,4 +1,6 @@
-"""Writes the reference pages that follow from the code, `cli.md` and `session-file.md`; it must not word prose pages.
+"""Writes the reference pages that follow from code and data: commands, session file, catalogue, failure rules.
+
+It must not word prose pages.
 
 `python docs/generate.py` writes them, `--check` writes nothing and exits 1 naming every page that is out of date.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +18,11 @@ from typing import Any
 import typer
 
 import run_agent
+from agent.catalogue.entries import ChangeEntry, Entry, book, engines
 from agent.config import SessionConfig
 from agent.config_schema import schema
+from state.models import CHANGE_DISRUPTION, Disruption
+from tools.diagnose import Rule, rules
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 BANNER = "<!-- Written by `make docs` from the code. Do not edit by hand. -->"
@@ -44,8 +50,35 @@ file is stored with the session, so `resume` and `restore` need no file and igno
 in [the guide to your own server](../how-to/own-server.md). In TOML, leave out a key to get what is called None here.
 
 **Accepted but without effect today:** the levels `patch` and `host` of `policy.max_disruption` (no experiment needs
-them yet). Changes of kind `hot` are refused and their experiment is blocked, since llama.cpp's server has no live API
-for its settings. A server that is found stopped is refused with exit code 3.
+them yet). Changes of kind `hot` are refused and their experiment is blocked: no engine has a live API for settings that
+are worth an experiment. A server that is found stopped is refused with exit code 3.
+"""
+
+CATALOGUE_HEAD = """\
+# Catalogue
+
+What is known about each engine's knobs: ideas that a session can try, never results. The data are the TOML files in
+`agent/catalogue/`. What applies to your host, and why the rest does not, is what `ratchet doctor` tells; how the next
+one is chosen stands in [how it decides](../explanation/how-it-decides.md#what-comes-next).
+
+- A row with several values is one experiment for each; their ids end in the value. Numbers behind the change are the
+  least and greatest sensible value. `{tp}`, `{cores}` and the like are filled in for the host.
+- *Default* is what the server does when the flag is absent; "–" where it chooses by itself or the source names none.
+- *Wants* must hold: `sm` is the GPU's compute capability times ten, `tp`, `dp` and `ep` are the degrees of tensor, data
+  and expert parallelism. A number or a kind of model that is not known excludes nothing.
+- *Seen* is the oldest version read that has it, and the first in which it does nothing or is spelled anew. Whether a
+  flag is there is asked of the server's own `--help` in any case; the oldest version decides for variables only, which
+  no list names.
+- **N** marks what lets the model compute with other numbers, so that answers can differ: `planner.skip = ["numerics"]`
+  leaves all of them out.
+"""
+
+FAILURES_HEAD = """\
+# Failure rules
+
+How a failed server's log is read, rule by rule. The data are `tools/diagnose_rules.toml`; how they are used, and what
+the classes and actions mean, stands in [failures](../explanation/failures.md). "Serving" marks what makes the figures
+of a server worthless that still runs. Sources that say "read, not met" were taken from the program's code.
 """
 
 
@@ -69,7 +102,7 @@ def _synopsis(parameters: list[Any]) -> str:
 
 
 def _operand(option: Any) -> str:
-    return "" if isinstance(option.default, bool) else f" {option.name.upper()}"
+    return "" if isinstance(option.default, bool) else f" {option.metavar or option.name.upper()}"
 
 
 def _parameter(one: Any) -> tuple[str, str, str]:
@@ -165,14 +198,105 @@ def _table(head: tuple[str, ...], rows: list[Any]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
+def catalogue_page() -> str:
+    """Every entry of every engine's catalogue."""
+    parts = [BANNER, "", CATALOGUE_HEAD]
+    head = ("id", "what", "change", "default", "cost", "wants", "seen", "source")
+    for engine in engines():
+        entries = book(engine).experiments
+        knobs = {change.flag or change.env for entry in entries for change in entry.changes}
+        count = sum(1 for entry in entries for _ in entry.each())
+        parts += [f"## {engine}", "", f"{len(knobs)} flags and variables, {count} experiments.", ""]
+        parts += [*_table(head, [_entry(entry, book(engine).defaults) for entry in entries]), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _entry(entry: Entry, defaults: dict[str, str]) -> tuple[str, ...]:
+    what = _filled(entry.title, entry) + (" **N**" if entry.numerics else "")
+    changes = "<br>".join(f"`{_change(change, entry)}`" for change in entry.changes)
+    if entry.span is not None:
+        changes += f" ({entry.span[0]:.10g} to {entry.span[1]:.10g})"
+    default = ", ".join(dict.fromkeys(_default_of(change, defaults) for change in entry.changes))
+    implied = [CHANGE_DISRUPTION["flag" if change.flag else "env"] for change in entry.changes]
+    cost = max([*implied, entry.disruption or Disruption.READ]).name.lower()
+    seen = " ".join(filter(None, (entry.since and f"from {entry.since}", entry.until and f"until {entry.until}")))
+    return f"`{entry.id}`", what, changes, default, cost, _wants(entry), seen, _source(entry.source)
+
+
+def _filled(text: str, entry: Entry) -> str:
+    return text.replace("{value}", " / ".join(entry.values))
+
+
+def _change(change: ChangeEntry, entry: Entry) -> str:
+    name = change.flag or change.env or ""
+    if change.remove:
+        return f"without {name}"
+    value = "" if change.value is None else _filled(change.value, entry)
+    return f"{name}={value}" if change.env else f"{name} {value}".rstrip()
+
+
+def _default_of(change: ChangeEntry, defaults: dict[str, str]) -> str:
+    if change.flag is None or change.remove:
+        return "–"
+    if change.value is None:
+        return "off"
+    return f"`{defaults[change.flag]}`" if change.flag in defaults else "–"
+
+
+def _wants(entry: Entry) -> str:
+    words = [f"{name} ≥ {limit}" for name, limit in entry.when.at_least.items()]
+    words += [f"{name} < {limit}" for name, limit in entry.when.below.items()]
+    words += [f"model: {trait}" for trait in entry.model]
+    words += [f"model: not {trait}" for trait in entry.not_model]
+    words += [f"with `{name}`" for name in entry.requires]
+    words += [f"without `{name}`" for name in entry.conflicts]
+    return ", ".join(words)
+
+
+def _source(text: str) -> str:
+    """A web page as a short link, the help text as code."""
+    on_github = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)", text)
+    if on_github:
+        return f"[{on_github[1]}#{on_github[2]}]({text})"
+    if text.startswith("https://"):
+        return f"[{text.removeprefix('https://').split('/')[0]}]({text})"
+    return f"`{text}`"
+
+
+def failures_page() -> str:
+    """Every rule of the diagnosis."""
+    groups: dict[str, list[Rule]] = {}
+    for rule in rules().rule:
+        groups.setdefault(", ".join(rule.engines) or "every engine, and the host", []).append(rule)
+    parts = [BANNER, "", FAILURES_HEAD]
+    for name, group in groups.items():
+        head = ("rule", "class", "calls for", "a second time", "knob", "layer", "source")
+        parts += [f"## {name}", "", *_table(head, [_rule(rule) for rule in group]), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _rule(rule: Rule) -> tuple[str, ...]:
+    layer = f"{rule.layer}, serving" if rule.while_serving else str(rule.layer)
+    knob = f"`{rule.knob}`" if rule.knob else ""
+    return f"`{rule.id}`", rule.failure_class, rule.action, rule.again or "", knob, layer, rule.source
+
+
+PAGES = {
+    "cli.md": cli_page,
+    "session-file.md": session_page,
+    "catalogue.md": catalogue_page,
+    "failure-rules.md": failures_page,
+}
+
+
 def main() -> int:
     """Write the pages, or with `--check` only compare them."""
     parser = argparse.ArgumentParser(description="The reference pages that follow from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     check = parser.parse_args().check
     stale = []
-    for name, text in (("cli.md", cli_page()), ("session-file.md", session_page())):
-        path = REFERENCE / name
+    for name, page in PAGES.items():
+        path, text = REFERENCE / name, page()
         if path.exists() and path.read_text() == text:
             continue
         stale.append(name)

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from state.models import (
     Adoption,
+    Answer,
     Decision,
     Experiment,
     Finding,
@@ -138,11 +139,12 @@ class MeasurementOpened(Frozen):
 
 
 class MeasurementClosed(Frozen):
-    """A benchmark run's figures are in, or it is lost; `raw` is the client's own result."""
+    """A benchmark run's figures are in, or it is lost; `raw` is the client's result, `answers` to the fixed prompts."""
 
     kind: Literal["measurement-closed"] = "measurement-closed"
     measurement: Measurement
     raw: dict[str, Any] | None = None
+    answers: tuple[Answer, ...] = ()
 
 
 class VerdictReached(Frozen):

@@ -26,6 +26,12 @@ def m002_views(db: Database) -> None:
             db.execute(statement)
 
 
+@migrations()
+def m003_answers(db: Database) -> None:
+    """What was answered to the fixed prompts after a run, apart from its figures because it is large."""
+    db.execute("ALTER TABLE measurements ADD COLUMN answers TEXT")
+
+
 _TABLES = """
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, at REAL NOT NULL,

@@ -182,6 +182,9 @@ class Idea(Frozen):
     risk: str = Field(default="", description="what could go wrong")
     needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
+    numerics: bool = Field(
+        default=False, description="it changes the numbers that the model computes with: its answers must be compared"
+    )
     disruption: DisruptionField = Disruption.RESTART
     source: Source = Source(kind="built-in")
 
@@ -284,6 +287,11 @@ class Guards(Frozen):
     ttft_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     tpot_p90_ms: float | None = Field(default=None, gt=0, description="ceiling at every load point")
     slo: tuple[Ceiling, ...] = Field(default=(), description="further ceilings")
+    answers: Literal["same", "close", "off"] = Field(
+        default="close",
+        description="how answers to fixed prompts may change: not beyond the parent's own spread, only as other "
+        "numerics change them, or not asked but of changes that must be compared",
+    )
     keep_unproven_slo: bool = Field(
         default=False, description="keep a gain though a ceiling can't be shown to hold; a broken one always vetoes"
     )
@@ -307,6 +315,10 @@ class Workload(Frozen):
     vocab_high: int = Field(default=30000, ge=2)
     request_deadline_s: float = Field(default=60.0, gt=0)
     run_deadline_s: float = Field(default=300.0, gt=0)
+    client: Literal["builtin", "sglang", "vllm", "guidellm", "aiperf"] = "builtin"
+    client_command: tuple[str, ...] = ()
+    client_args: tuple[str, ...] = ()
+    tokenizer: str | None = None
 
     @property
     def revision(self) -> str:
@@ -351,6 +363,9 @@ class Metrics(Frozen):
     duration_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
+    retokenized_tokens: int | None = Field(
+        default=None, description="output tokens by the client's own tokenizer, from the text that came"
+    )
     cached_tokens: int | None = None
     output_tok_s: float | None
     total_tok_s: float | None = None
@@ -364,6 +379,20 @@ class Metrics(Frozen):
     client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
     stopped_early: str | None = None
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+    unusable: tuple[str, ...] = Field(
+        default=(), description="figures that the client told but that measure nothing: not finite, or below zero"
+    )
+
+
+class Answer(Frozen):
+    """What the server said to one fixed prompt at temperature 0; each step is one token, alike in all three lists."""
+
+    prompt: str = Field(description="id of the prompt; a text that changes gets a new one")
+    text: str = ""
+    tokens: tuple[str, ...] = Field(default=(), description="as text, `#ID` where a token has none; () if not told")
+    logprobs: tuple[float | None, ...] = Field(default=(), description="natural logarithm of each token's probability")
+    tops: tuple[dict[str, float], ...] = Field(default=(), description="token → logprob of the likeliest at each step")
+    error: str | None = Field(default=None, description="why there is no answer; the request itself was made")
 
 
 class MeasurementStatus(StrEnum):
@@ -438,6 +467,9 @@ class Failure(Frozen):
     exit_code: int | None = None
     tail: str = ""
     action: str = ""
+    rule: str = Field(default="", description="id of the rule that explains it; empty when none does")
+    knob: str = Field(default="", description="flag or variable that an adjustment is of")
+    bound: float | None = Field(default=None, description="value of the knob that the server named as the limit")
 
 
 # --- what came of it ---------------------------------------------------------------------------------------
@@ -590,6 +622,9 @@ class ValidityRule(Frozen):
     max_failed_share: float = Field(default=0.0, ge=0, lt=1)
     min_concurrency_share: float = Field(default=0.6, ge=0, le=1, description="mean in flight / asked")
     counter_tolerance: float = Field(default=0.05, ge=0, description="server's tokens may differ by this fraction")
+    min_retokenized_share: float = Field(
+        default=0.5, ge=0, le=1, description="tokens in the text that came / output tokens that a client counted"
+    )
     retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
 

@@ -187,6 +187,7 @@ def _measurement_opened(db: Database, session_id: str, at: float, event: ev.Meas
             "closed_at": None,
             "body": _json(taken),
             "raw": None,
+            "answers": None,
         }
     )
 
@@ -194,8 +195,10 @@ def _measurement_opened(db: Database, session_id: str, at: float, event: ev.Meas
 def _measurement_closed(db: Database, session_id: str, at: float, event: ev.MeasurementClosed) -> None:
     taken = event.measurement
     raw = json.dumps(event.raw) if event.raw is not None else None
+    answers = json.dumps([one.model_dump(mode="json") for one in event.answers]) if event.answers else None
     db.table("measurements").update(
-        taken.id, {"status": taken.status.value, "closed_at": at, "body": _json(taken), "raw": raw}
+        taken.id,
+        {"status": taken.status.value, "closed_at": at, "body": _json(taken), "raw": raw, "answers": answers},
     )
 
 

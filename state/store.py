@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter
 from sqlite_utils import Database
 
 from state import events as ev
@@ -33,6 +34,7 @@ from state.database import (
 from state.errors import ConfigError
 from state.models import (
     Adoption,
+    Answer,
     Decision,
     Experiment,
     Finding,
@@ -78,6 +80,15 @@ class ComparisonRow(Frozen):
     parent: str
     candidate: str
     epoch: int
+
+
+class StoredEvent(NamedTuple):
+    """One event as it was written: its place in the log, its session and its time (Unix seconds)."""
+
+    seq: int
+    session_id: str
+    at: float
+    event: ev.Event
 
 
 class EffectRow(Frozen):
@@ -187,6 +198,39 @@ class Store:
 
     # --- reading -------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All reads in the block see one moment, whatever a running session writes meanwhile."""
+        with story(self.path):
+            self.db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.db.execute("ROLLBACK")
+
+    def events(self, session_id: str) -> list[StoredEvent]:
+        """The session's events in order, with every session's `spec-seen`: configurations are shared by all."""
+        rows = self._rows(
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? OR kind = 'spec-seen' ORDER BY seq",
+            session_id,
+        )
+        return self._parsed(_event, rows)
+
+    def rows(self, table: str, session_id: str) -> dict[str, dict[str, Any]]:
+        """A session's rows of a table as they stand there, by key; `specs` belong to all sessions."""
+        column = {"sessions": "id", "specs": "NULL"}.get(table, "session_id")
+        rows = self._rows(f"SELECT * FROM {table} WHERE ifnull({column} = ?, true)", session_id)
+        keys = [key for key in self.db.table(table).pks if key != "session_id"]
+        return {" ".join(str(row[key]) for key in keys): row for row in rows}
+
+    def missing_events(self) -> list[int]:
+        """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
+        rows = self._rows(
+            "SELECT seq, lag(seq, 1, 0) OVER (ORDER BY seq) AS before FROM"
+            " (SELECT seq FROM events UNION ALL SELECT seq + 1 FROM sqlite_sequence WHERE name = 'events')"
+        )
+        return [row["before"] + 1 for row in rows if row["seq"] != row["before"] + 1]
+
     def sessions(self) -> list[SessionRow]:
         """All sessions, oldest first."""
         return self._parsed(_session, self._rows("SELECT * FROM sessions ORDER BY started_at, id"))
@@ -247,6 +291,15 @@ class Store:
         """All benchmark runs, or those of one experiment, oldest first."""
         found = self._bodies(Measurement, "measurements", session_id, "CAST(substr(id, 2) AS INTEGER)")
         return [m for m in found if experiment_id is None or m.experiment_id == experiment_id]
+
+    def answers(self, session_id: str, trials: Collection[str]) -> list[tuple[str, tuple[Answer, ...]]]:
+        """What valid runs of some launches have as answers to the fixed prompts: (measurement, answers), in order."""
+        rows = self._rows(
+            "SELECT id, trial_id, answers FROM measurements WHERE session_id = ? AND answers IS NOT NULL"
+            " AND status = 'valid' ORDER BY CAST(substr(id, 2) AS INTEGER)",
+            session_id,
+        )
+        return self._parsed(_answers, [row for row in rows if row["trial_id"] in trials])
 
     def verdicts(self, session_id: str) -> dict[str, Verdict]:
         """Verdicts by experiment id."""
@@ -317,6 +370,13 @@ class Store:
         return self._parsed(_body_of(model), rows)
 
 
+def _answers(row: dict[str, Any]) -> tuple[str, tuple[Answer, ...]]:
+    return row["id"], _ANSWERS.validate_json(row["answers"])
+
+
+_ANSWERS: TypeAdapter[tuple[Answer, ...]] = TypeAdapter(tuple[Answer, ...])
+
+
 def _body_of(model: type[Record]) -> Callable[[dict[str, Any]], Record]:
     return lambda row: model.model_validate_json(row["body"])
 
@@ -349,6 +409,10 @@ def _todo(row: dict[str, Any]) -> Todo:
 def _finding(row: dict[str, Any]) -> Finding:
     evidence = tuple(json.loads(row["evidence"]))
     return Finding(id=row["id"], statement=row["statement"], evidence=evidence, scope=row["scope"])
+
+
+def _event(row: dict[str, Any]) -> StoredEvent:
+    return StoredEvent(row["seq"], row["session_id"], row["at"], ev.EVENT.validate_json(row["body"]))
 
 
 def _effect(row: dict[str, Any]) -> EffectRow:

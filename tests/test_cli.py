@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tests.agent.sessions import finished
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(typer.main.get_group(run_agent.app).commands)
 READING = ("status", "sessions", "replay", "report", "stop")
-WITH_JSON = ("status", "sessions", "replay", "doctor")
+WITH_JSON = ("status", "sessions", "replay", "doctor", "selftest")
 HEAVY = ("langgraph", "openai", "asyncssh")
 
 
@@ -153,6 +153,47 @@ def test_replay_as_json_and_as_text(database: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith(" D")] == [e["id"] for e in log]
 
 
+def test_replay_computes_a_session_again(database: Path) -> None:
+    audit = told("replay", "--verify", "--db", database)
+    assert audit["clean"] is True
+    assert {check["result"] for check in audit["checks"]} == {"same"}
+    done = ratchet("replay", "--verify", "--db", database)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == audit["summary"]
+    verdicts = [check for check in audit["checks"] if check["kind"] == "verdict"]
+    assert verdicts and all(f" {check['subject']} " in done.stdout for check in verdicts)
+
+
+def test_replay_ends_with_1_where_something_differs(own: Path) -> None:
+    with closing(sqlite3.connect(own)) as connection, connection:
+        connection.execute("UPDATE verdicts SET outcome = 'better' WHERE experiment_id = 'threads-8'")
+    done = ratchet("replay", "--verify", "--db", own)
+    assert (done.code, done.stderr) == (1, "")
+    assert "verdicts.threads-8.outcome: stored better, recomputed collapsed" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(": 1 different")
+    as_json = ratchet("replay", "--verify", "--json", "--db", own)
+    assert as_json.code == 1
+    (check,) = [check for check in json.loads(as_json.stdout)["checks"] if check["result"] == "different"]
+    assert (check["kind"], check["subject"]) == ("table", "verdicts")
+
+
+def test_replay_judges_under_another_rule(database: Path) -> None:
+    words = ("--what-if", "judge.minimal_effect=0.9", "--what-if", "judge.min_blocks = 3")
+    found = told("replay", *words, "--db", database)
+    assert found["changed"] == {"judge.minimal_effect": 0.9, "judge.min_blocks": 3}
+    would_be = {one["experiment"]: one["would_be"] for one in found["alternatives"]}
+    assert would_be["threads-2"] == "no relevant difference"
+    done = ratchet("replay", *words, "--db", database)
+    assert (done.code, done.stdout.splitlines()[-1]) == (0, found["summary"])
+    assert all(f" {name} " in done.stdout for name in would_be)
+
+
+def test_a_rule_that_misses_a_run_gets_no_verdict(database: Path) -> None:
+    done = ratchet("replay", "--what-if", "judge.baseline_runs=5", "--db", database)
+    assert "no verdict yet" in done.stdout
+    assert "would have gone on: baseline, launch 1, run 4, at c8" in done.stdout
+
+
 def test_the_report_goes_to_the_screen_or_to_a_file(database: Path, tmp_path: Path) -> None:
     shown = ratchet("report", "--db", database)
     written = ratchet("report", "--db", database, "--output", tmp_path / "report.md")
@@ -245,6 +286,20 @@ def test_an_unknown_session_is_answered_with_those_there_are(database: Path) -> 
 
 def test_a_session_that_is_over_is_not_resumed(own: Path) -> None:
     assert "is over" in refused(ratchet("resume", "--db", own), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--what-if", "judge.minimal_efect=1"), 'did you mean "judge.minimal_effect"?'),
+        (("--what-if", "judge.minimal_effect"), "--what-if judge.minimal_effect names no value"),
+        (("--what-if", "judge.minimal_effect=0.1", "--verify"), "--verify and --what-if are two questions"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(words: tuple[str, ...], said: str, database: Path) -> None:
+    done = ratchet("replay", *words, "--db", database)
+    assert said in refused(done, 2)
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("words", [("nosuch",), ("status", "--nosuch"), ("status", "a", "b")])

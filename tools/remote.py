@@ -23,9 +23,12 @@ from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafe
 from state.models import Adoption, Change, Failure, Frozen, Holder, LaunchSpec, ProcessId
 from tools import jobs, lease
 from tools.benches import builtin
+from tools.benches.base import BenchClient, Place
+from tools.benches.builtin import Builtin
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
+    ComputeFact,
     ConnectionsFact,
     FolderFact,
     GpuFact,
@@ -33,10 +36,12 @@ from tools.facts import (
     Machine,
     MachineFact,
     MemoryFact,
+    ModelFact,
     PortFacts,
     ProcessFact,
     ProcessFacts,
     ask,
+    model_named,
 )
 from tools.restore import Restore
 from tools.servers import probe
@@ -82,11 +87,14 @@ class RemoteSettings(Frozen):
 class RemoteTarget:
     """One server on one host."""
 
-    def __init__(self, host: Host, adapter: ServerAdapter, settings: RemoteSettings) -> None:
+    def __init__(
+        self, host: Host, adapter: ServerAdapter, settings: RemoteSettings, client: BenchClient | None = None
+    ) -> None:
         self.name = settings.name
         self.host = host
         self.adapter = adapter
         self.settings = settings
+        self.bench = client or Builtin()
         self.root = ""
         self.machine: Machine | None = None
         self.known: FlagTable | None = None
@@ -256,10 +264,29 @@ class RemoteTarget:
         seen = await ask(self.host, FolderFact(self.root, self.settings.python))
         return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
 
+    async def client(self) -> str:
+        """See `Target.client`; asked in the way in which the client will be started."""
+        words = self.bench.version_command()
+        if not words:
+            return self.bench.name
+        said = await self.host.run(f"{quote(words)} 2>&1 </dev/null", timeout_s=120)
+        version = next((line.strip() for line in reversed(said.text.splitlines()) if line.strip()), "")
+        if not said.ok or not version:
+            raise HostError(
+                f"the benchmark client {self.bench.name} cannot be started",
+                where={"host": self.host.name, "command": quote(words), "ended": said.ending},
+                tail=said.text,
+                do="install it on the host for the login's user, or correct workload.client_command",
+            )
+        return f"{self.bench.name} {version}; it lacks {'; '.join(self.bench.lacks)}"
+
     async def facts(self) -> TargetFacts:
         """See `Target.facts`."""
         machine = await self.look_around()
         memory, gpus = await ask(self.host, MemoryFact()), await ask(self.host, GpuFact())
+        compute = await ask(self.host, ComputeFact()) if gpus.gpus else None
+        server = await self._listener()
+        named = None if server is None else model_named(server.argv, server.cwd or "/")
         assert self.known is not None, "facts are asked after a server was looked at"
         return TargetFacts(
             cores=machine.cores,
@@ -267,6 +294,8 @@ class RemoteTarget:
             gpus=len(gpus.gpus),
             known_flags=frozenset(self.known.flags),
             engine_version=self.version,
+            compute=compute,
+            model=None if named is None else await ask(self.host, ModelFact(named)),
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
@@ -363,9 +392,11 @@ class RemoteTarget:
                 if alive.state == "alive":
                     return await self._as_asked(facts) or await self._ready(key, facts)
             if time.monotonic() > deadline:
+                told = diagnose(self.adapter.engine, await self._log(key), None)
+                if told.failure_class != FailureClass.UNKNOWN:
+                    return told
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
-                tail = "\n".join((await self._log(key)).splitlines()[-20:])
-                return Failure(failure_class=FailureClass.HANG, cause=cause, tail=tail, action=Action.RETRY_ONCE)
+                return told.model_copy(update={"failure_class": FailureClass.HANG, "cause": cause})
             await asyncio.sleep(READY_POLL_S)
 
     async def running_jobs(self) -> tuple[str, ...]:
@@ -380,9 +411,14 @@ class RemoteTarget:
 
     async def begin_run(self, key: str, request: RunRequest) -> None:
         """See `Target.begin_run`."""
-        asked = builtin.request_json(key, request, self.settings.url, self.settings.model, self.settings.api_key_file)
-        script = builtin.script(self.settings.python, f"{self.root}/stream_client.py", asked)
-        await jobs.start(self._held(), self.root, key, script)
+        place = Place(
+            python=self.settings.python,
+            client=f"{self.root}/stream_client.py",
+            url=self.settings.url,
+            model=self.settings.model,
+            api_key_file=self.settings.api_key_file,
+        )
+        await jobs.start(self._held(), self.root, key, self.bench.script(key, request, place))
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -392,7 +428,9 @@ class RemoteTarget:
         if state.phase != "running":
             return RunState(phase="ended" if state.phase == "ended" else "vanished")
         with suppress(CommandFailed, ValueError):
-            seen = json.loads(await jobs.read(self.host, self.root, key, builtin.PROGRESS))
+            if self.bench.progress is None:
+                return RunState(phase="running")
+            seen = json.loads(await jobs.read(self.host, self.root, key, self.bench.progress))
             return RunState(
                 phase="running",
                 elapsed_s=seen["elapsed_s"] or 0.0,
@@ -404,13 +442,13 @@ class RemoteTarget:
     async def collect_run(self, key: str) -> RunResult:
         """See `Target.collect_run`."""
         try:
-            return builtin.parse(await self._whole(f"{jobs.job_dir(self.root, key)}/{builtin.RESULT}"), key)
+            return self.bench.parse(await self._left(key), key)
         except CommandFailed as error:
             said = await jobs.tail(self.host, self.root, key, "stderr", 12)
             raise CommandFailed(
                 f"the benchmark client left no usable result: {error.what}",
                 where={**error.where, "run": key},
-                tail=said or error.tail,
+                tail="\n".join(filter(None, (error.what, said or error.tail))),
                 do="run the client by hand in the job's folder on the host",
             ) from error
 
@@ -611,6 +649,15 @@ class RemoteTarget:
         while not parts or len(parts[-1]) == CHUNK_BYTES:
             parts.append(await self.host.get(path, offset=sum(map(len, parts))))
         return b"".join(parts)
+
+    async def _left(self, key: str) -> dict[str, bytes]:
+        """The files that the client left of those it should; only the first is sure to be there."""
+        sure, *others = self.bench.leaves
+        files = {sure: await self._whole(f"{jobs.job_dir(self.root, key)}/{sure}")}
+        for name in others:
+            with suppress(CommandFailed):
+                files[name] = await self._whole(f"{jobs.job_dir(self.root, key)}/{name}")
+        return files
 
     async def _hardware(self, machine: Machine) -> str:
         gpus = await ask(self.host, GpuFact())

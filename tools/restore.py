@@ -91,15 +91,17 @@ done
 """
 
     def _generates(self) -> str:
-        """`generates SECONDS`: true as soon as a real completion with a token came back."""
+        """`generates SECONDS`: true as soon as a real completion with a token came back, or a declared check held."""
         asked = json.dumps([self.generate.model_dump()])
         probe = shlex.join([self.python, "-c", probe_source(), f"{self.generate.timeout_s:g}"])
+        tokens = "*completion_tokens???[1-9]* | *completion_tokens????[1-9]*"
+        proof = """*'"status": 2'[0-9][0-9]*""" if self.generate.proof == "answer" else tokens
         return f"""
 generates() {{
   read -r began _ </proc/uptime
   while :; do
     answer=$(printf %s {shlex.quote(asked)} | {probe} 2>&1)
-    case "$answer" in *completion_tokens???[1-9]* | *completion_tokens????[1-9]*) return 0 ;; esac
+    case "$answer" in {proof}) return 0 ;; esac
     read -r up _ </proc/uptime
     [ $((${{up%.*}} - ${{began%.*}})) -ge "$1" ] && {{ echo "last answer: $answer" | tail -c 400; return 1; }}
     nap

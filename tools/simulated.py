@@ -20,20 +20,20 @@ from pydantic import Field
 from state.errors import CommandFailed, ForeignChange, PolicyRefused, ServerNotFound
 from state.models import (
     Adoption,
+    Answer,
     Change,
     Failure,
     Frozen,
     LaunchSpec,
-    Metrics,
     ProcessId,
-    Summary,
-    Telemetry,
-    digest,
 )
+from tools.benches import builtin
 from tools.diagnose import Action
+from tools.simulated_answers import Likeness, simulated_answers
 from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
+CORES = 4
 
 
 class SimEffect(Frozen):
@@ -42,6 +42,8 @@ class SimEffect(Frozen):
     name: str
     value: str = Field(description="as text; '*' for any value")
     ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
+    answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
+    fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
     refuses: str | None = Field(default=None, description="the server ends at start with this log line")
     unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
 
@@ -131,10 +133,14 @@ class SimulatedTarget:
         """The world is small."""
         return Room(path=str(self.path), free_mb=10_000)
 
+    async def client(self) -> str:
+        """The world measures itself."""
+        return "builtin"
+
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(
-            cores=4,
+            cores=CORES,
             mem_available_mb=8192,
             gpus=0,
             known_flags=self.scenario.known_flags,
@@ -247,10 +253,13 @@ class SimulatedTarget:
         if run is None:
             raise CommandFailed(f"run {key} left no result", where={"host": self.name, "key": key})
         request = RunRequest.model_validate(run["request"])
-        rate = self.true_tok_s(LaunchSpec.model_validate(run["spec"]), request.point.name)
+        spec = LaunchSpec.model_validate(run["spec"])
+        rate = self.true_tok_s(spec, request.point.name)
         rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
         rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
-        return _result(request, rate, self.scenario.foreign_cores)
+        failed = sum(effect.fails for effect in self._effects(spec))
+        result = _result(key, request, rate, self.scenario.foreign_cores, failed)
+        return result.model_copy(update={"answers": self._answers(spec)}) if request.answers else result
 
     async def stop_run(self, key: str) -> None:
         """End it now."""
@@ -296,6 +305,12 @@ class SimulatedTarget:
             and (e.unless is None or settings.get(e.unless[0]) != e.unless[1])
         ]
 
+    def _answers(self, spec: LaunchSpec) -> tuple[Answer, ...]:
+        """As the effect that changes them most makes them."""
+        done = {effect.answers for effect in self._effects(spec)}
+        worst: Likeness = "broken" if "broken" in done else "close" if "close" in done else "same"
+        return simulated_answers(self.scenario.seed, worst)
+
     def _refusal(self, spec: LaunchSpec) -> str | None:
         return next((e.refuses for e in self._effects(spec) if e.refuses), None)
 
@@ -329,27 +344,44 @@ class SimulatedTarget:
             log.write(" ".join(words) + "\n")
 
 
-def _result(request: RunRequest, rate: float, foreign_cores: float) -> RunResult:
+def _result(key: str, request: RunRequest, rate: float, foreign_cores: float, failed: int) -> RunResult:
+    """What the benchmark client would have left, read as that is read."""
     point = request.point
     tokens = point.requests * point.output_tokens
+    streams = min(point.concurrency, point.requests)
     tpot = 1000 * point.concurrency / rate
-    latency = Summary(mean=tpot, p50=tpot, p90=1.2 * tpot, p99=1.5 * tpot)
-    metrics = Metrics(
-        requested=point.requests,
-        completed=point.requests,
-        failed=0,
-        duration_s=tokens / rate,
-        prompt_tokens=point.requests * point.prompt_tokens,
-        output_tokens=tokens,
-        output_tok_s=rate,
-        requests_s=rate / point.output_tokens,
-        ttft_ms=latency,
-        tpot_ms=latency,
-        itl_ms=latency,
-        e2e_ms=Summary(mean=tpot * point.output_tokens),
-        peak_concurrency=min(point.concurrency, point.requests),
-        mean_concurrency=float(min(point.concurrency, point.requests)),
-        server_output_tokens=tokens,
-    )
-    telemetry = Telemetry(foreign_cpu_cores=foreign_cores, steal_share=0.0)
-    return RunResult(metrics=metrics, telemetry=telemetry, raw={"simulated": digest(metrics.model_dump(mode="json"))})
+    latency = {"mean": tpot, "p50": tpot, "p90": 1.2 * tpot, "p99": 1.5 * tpot}
+    raw = {
+        "run_id": key,
+        "requested": point.requests,
+        "completed": point.requests - failed,
+        "failed": failed,
+        "failures": {"http-500": failed} if failed else {},
+        "short_outputs": 0,
+        "duration_s": tokens / rate,
+        "prompt_tokens": point.requests * point.prompt_tokens,
+        "output_tokens": tokens,
+        "cached_tokens": None,
+        "output_tok_s": rate,
+        "total_tok_s": None,
+        "requests_s": rate / point.output_tokens,
+        "ttft_ms": latency,
+        "tpot_ms": latency,
+        "itl_ms": latency,
+        "e2e_ms": {"mean": tpot * point.output_tokens},
+        "peak_concurrency": streams,
+        "mean_concurrency": float(streams),
+        "client": {},
+        "stopped_early": None,
+        "error": None,
+        "server_counters": {"llamacpp:tokens_predicted_total": tokens},
+        "telemetry": {
+            "cores": CORES,
+            "foreign_cpu_cores": {"mean": foreign_cores, "max": foreign_cores},
+            "steal_cores": {"mean": 0.0},
+            "server_cpu_cores": None,
+            "mem_available_mb_min": None,
+            "server_rss_mb_max": None,
+        },
+    }
+    return builtin.parse(json.dumps(raw).encode(), key)

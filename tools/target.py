@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from state.models import (
     Adoption,
+    Answer,
     Change,
     Failure,
     Frozen,
@@ -34,6 +37,8 @@ class TargetFacts(Frozen):
     gpus: int
     known_flags: frozenset[str]
     engine_version: str
+    compute: float | None = Field(default=None, description="least compute capability of the GPUs; None if not known")
+    model: dict[str, Any] | None = Field(default=None, description="the model's config.json; None if not found")
 
 
 class Room(Frozen):
@@ -67,6 +72,7 @@ class RunRequest(Frozen):
     workload: Workload
     seed: int
     process: ProcessId
+    answers: bool = Field(default=False, description="ask the fixed prompts once the run is measured")
 
 
 class RunState(Frozen):
@@ -79,10 +85,14 @@ class RunState(Frozen):
 
 
 class RunResult(Frozen):
-    """The figures of an ended run, and the client's own result as it was."""
+    """The figures of an ended run, what was answered to the fixed prompts, and the rest of the client's own result.
+
+    A prompt that was not asked, or that our own deadline cut off, is not among the answers.
+    """
 
     metrics: Metrics
     telemetry: Telemetry
+    answers: tuple[Answer, ...] = ()
     raw: dict[str, Any]
 
 
@@ -142,6 +152,13 @@ class Target(Protocol):
 
     async def room(self) -> Room:
         """Whether our files can lie on the host; reads only."""
+        ...
+
+    async def client(self) -> str:
+        """The benchmark client's name and version, and what it lacks, in words; reads only.
+
+        Raises HostError when it cannot be started there.
+        """
         ...
 
     async def facts(self) -> TargetFacts:

@@ -1,39 +1,20 @@
 """What is known about each engine's knobs, fitted to a host: pure; it must not run, measure or rank anything.
 
-The knowledge is data (`llamacpp.toml`). An entry that does not apply is left out, and the reason is kept, because
-"why was this never tried?" is a question that people ask in the morning.
+The knowledge is data, one TOML file for each engine. An entry that does not apply is left out, and the reason is kept,
+because "why was this never tried?" is a question that people ask in the morning.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from agent.catalogue.entries import TEMPLATE, Book, Entry, book
-from state.models import CHANGE_DISRUPTION, EnvChange, Experiment, FlagChange, Frozen, Source
+from agent.catalogue.entries import TEMPLATE, Book, Entry, book, engines
+from agent.catalogue.facts import Catalogue, CatalogueFacts
+from agent.catalogue.numbers import numbers
+from state.models import CHANGE_DISRUPTION, EnvChange, Experiment, FlagChange, Source
 
-__all__ = ["Catalogue", "CatalogueFacts", "experiments", "fitted", "numbers"]
-
-AUTO_SLOTS = 4
-"""Slots that llama-server makes by itself, with a unified KV cache, when --parallel is absent or negative."""
-
-
-class CatalogueFacts(Frozen):
-    """What decides whether an entry applies: the host, the live flag list, and the parent's configuration."""
-
-    cores: int
-    known_flags: frozenset[str]
-    flags: dict[str, tuple[str, ...]]
-    env: dict[str, str]
-    mem_available_mb: float
-    gpus: int
-    engine_version: str
-
-
-class Catalogue(Frozen):
-    """The experiments that apply, in the catalogue's order, and (id, reason) for each that does not."""
-
-    experiments: tuple[Experiment, ...]
-    dropped: tuple[tuple[str, str], ...]
+__all__ = ["Catalogue", "CatalogueFacts", "engines", "experiments", "fitted", "numbers"]
 
 
 class _Drop(Exception):
@@ -41,8 +22,11 @@ class _Drop(Exception):
 
 
 def experiments(engine: str, facts: CatalogueFacts) -> Catalogue:
-    """The engine's packaged catalogue for this host and parent; ConfigError for an engine without one."""
-    return fitted(book(engine), facts)
+    """The engine's packaged catalogue for this host and parent; ConfigError for an engine without one.
+
+    Nothing is known of a generic server: its experiments stand in the session file.
+    """
+    return fitted(Book(experiments=()) if engine == "generic" else book(engine), facts)
 
 
 def fitted(catalogue: Book, facts: CatalogueFacts) -> Catalogue:
@@ -51,7 +35,7 @@ def fitted(catalogue: Book, facts: CatalogueFacts) -> Catalogue:
     found: list[Experiment] = []
     dropped: list[tuple[str, str]] = []
     seen: dict[frozenset[str], str] = {}
-    for entry in catalogue.experiments:
+    for entry in (one for written in catalogue.experiments for one in written.each()):
         try:
             experiment = _fit(entry, facts, known, catalogue.defaults)
         except _Drop as reason:
@@ -66,7 +50,9 @@ def fitted(catalogue: Book, facts: CatalogueFacts) -> Catalogue:
 
 
 def _fit(entry: Entry, facts: CatalogueFacts, known: Mapping[str, float], defaults: Mapping[str, str]) -> Experiment:
+    _check_version(entry, facts)
     _check_flags(entry, facts)
+    _check_model(entry, facts)
     _check_conditions(entry, known)
     filled = [change.change(None if change.value is None else _filled(change.value, known)) for change in entry.changes]
     changes = tuple(change for change in filled if not _holds(change, facts, defaults))
@@ -87,8 +73,27 @@ def _fit(entry: Entry, facts: CatalogueFacts, known: Mapping[str, float], defaul
         needs=entry.needs,
         load_hint=entry.load_hint,
         disruption=disruption,
+        numerics=entry.numerics,
         source=Source(kind="catalogue", ref=entry.source),
     )
+
+
+def _check_version(entry: Entry, facts: CatalogueFacts) -> None:
+    """A version that cannot be read excludes nothing; whether a flag is there yet is asked of the live list alone."""
+    running = _version(facts.engine_version)
+    if running is None:
+        return
+    if entry.until is not None and running >= (_version(entry.until) or ()):
+        raise _Drop(f"from version {entry.until} on it does nothing or is spelled anew, this is {facts.engine_version}")
+    sets_variable = any(change.env is not None for change in entry.changes)
+    if entry.since is not None and sets_variable and running < (_version(entry.since) or ()):
+        raise _Drop(f"known from version {entry.since} on, this is {facts.engine_version}")
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    """`0.5.17` and `v0.5.17rc1` as numbers."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return None if found is None else tuple(map(int, found[1].split(".")))
 
 
 def _check_flags(entry: Entry, facts: CatalogueFacts) -> None:
@@ -98,6 +103,18 @@ def _check_flags(entry: Entry, facts: CatalogueFacts) -> None:
     clashing = [name for name in entry.conflicts if name in facts.flags or name in facts.env]
     if clashing:
         raise _Drop(f"does not go with {', '.join(clashing)}, which is set")
+    wanting = [name for name in entry.requires if name not in facts.flags and name not in facts.env]
+    if wanting:
+        raise _Drop(f"makes sense only beside {', '.join(wanting)}, which is not set")
+
+
+def _check_model(entry: Entry, facts: CatalogueFacts) -> None:
+    lacking = [trait for trait in entry.model if facts.model is not None and trait not in facts.model]
+    if lacking:
+        raise _Drop(f"is for models that are {', '.join(lacking)}")
+    unwanted = [trait for trait in entry.not_model if facts.model is not None and trait in facts.model]
+    if unwanted:
+        raise _Drop(f"is not for models that are {', '.join(unwanted)}")
 
 
 def _check_conditions(entry: Entry, known: Mapping[str, float]) -> None:
@@ -124,49 +141,8 @@ def _holds(change: FlagChange | EnvChange, facts: CatalogueFacts, defaults: Mapp
     """Whether the parent has it so already, by its flags and variables or by the engine's default."""
     if isinstance(change, EnvChange):
         return facts.env.get(change.name) == change.value
+    if change.remove:
+        return change.name not in facts.flags
     if change.name in facts.flags:
         return facts.flags[change.name] == (() if change.value is None else (change.value,))
     return change.value is not None and defaults.get(change.name) == change.value
-
-
-def numbers(facts: CatalogueFacts) -> dict[str, float]:
-    """The names that values and conditions use; what the parent leaves to the server is absent.
-
-    `ctx_per_slot` is the longest context of one request: llama-server divides --ctx-size by the slots, unless they
-    share one (`unified`).
-    """
-    threads = _number(facts, "--threads")
-    slots, unified = _slots(facts)
-    context = _number(facts, "--ctx-size")
-    found = {
-        "cores": facts.cores,
-        "half_cores": max(1, facts.cores // 2),
-        "spare_cores": max(1, facts.cores - 1),
-        "gpus": facts.gpus,
-        "mem_available_mb": facts.mem_available_mb,
-        "threads": threads,
-        "threads_batch": _number(facts, "--threads-batch") or threads,
-        "slots": slots,
-        "unified": int(unified),
-        "ctx_per_slot": context if context is None or unified else context // slots,
-        "quantised_v": int(facts.flags.get("--cache-type-v", ("f16",))[-1:] not in (("f32",), ("f16",), ("bf16",))),
-        "flash_attn_off": int(facts.flags.get("--flash-attn") == ("off",)),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _slots(facts: CatalogueFacts) -> tuple[int, bool]:
-    asked = _number(facts, "--parallel")
-    if "--no-kv-unified" in facts.flags and asked is not None:
-        return asked, False
-    return asked or AUTO_SLOTS, asked is None or "--kv-unified" in facts.flags
-
-
-def _number(facts: CatalogueFacts, flag: str) -> int | None:
-    """A flag's positive number; None when it is absent, or 0 or less, which leave the choice to the server."""
-    values = facts.flags.get(flag, ())
-    try:
-        value = int(values[-1]) if values else 0
-    except ValueError:
-        return None
-    return value if value > 0 else None

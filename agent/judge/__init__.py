@@ -6,7 +6,7 @@ on one experiment launch by launch, `boundary` and `spending` keep the night's e
 `assess` puts it into words. How and why: docs/explanation/how-it-decides.md.
 """
 
-from agent.judge.assess import assess, close, false_keep_share, runs_per_launch
+from agent.judge.assess import asks_answers, assess, close, false_keep_share, runs_per_launch
 from agent.judge.comparison import Assessment, Comparison, Need, Prices, Seen, figures, log_of, log_tok_s
 from agent.judge.effects import effect_at, objective_effect, run_noise
 from agent.judge.progress import Pace, collapsing, pace
@@ -18,6 +18,7 @@ __all__ = [
     "Pace",
     "Prices",
     "Seen",
+    "asks_answers",
     "assess",
     "close",
     "collapsing",

@@ -26,9 +26,16 @@ from agent.judge.course import Ruling, Stakes, Verdicts
 from agent.judge.series import knows_parent, launch_of, night_belief, rounds
 from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 
+REVISION = 2
+"""Stands in each verdict; it goes up with every change that lets the same runs come to another verdict."""
+
 NO_GAIN_LEFT = 0.1
 """A dismissed candidate makes no relevant difference when its chance of the minimal effect is at most this. Above, it
 was given up because finding out would cost more than it is likely to bring, and the word is inconclusive."""
+
+
+PARENT_PASSES = 3
+"""Passes over the fixed prompts from which the parent's own spread is known."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,26 @@ def assess(comparison: Comparison) -> Assessment:
     return _verdict(comparison, *_word(comparison, standing))
 
 
+def asks_answers(comparison: Comparison, need: Need) -> bool:
+    """Whether the fixed prompts should be asked after the wanted run.
+
+    They cost a few seconds, so only where they matter: the parent's own spread takes a few passes, and a candidate is
+    asked from its second launch on, since most never get there and no keep comes before.
+    """
+    if not guards.guards_answers(comparison) or comparison.purpose in (Purpose.SENTINEL, Purpose.WITHOUT):
+        return False
+    first = ordered_points(comparison.workload)[0].name
+    if need.load_point != first or (need.run > 0 and not comparison.observes):
+        return False
+    if need.arm is Arm.CANDIDATE:
+        return need.block >= 1 or comparison.purpose is Purpose.CLOSE_OUT
+    return len(comparison.parent_answers) < PARENT_PASSES
+
+
 def close(comparison: Comparison, outcome: Outcome, reason: str) -> Verdict:
     """A verdict that something other than the data asks for (no time left, runs void), with the data beside it."""
     rule: dict[str, float | str] = dict(comparison.rule.model_dump())
+    rule["judge"] = REVISION
     rule["share"] = false_keep_share(comparison)
     rule["given_back"] = _given_back(comparison, outcome)
     chance = no_gain(comparison)
@@ -199,6 +223,9 @@ def _close_out(comparison: Comparison) -> Assessment:
             missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
             if missing is not None:
                 return Assessment(need=missing)
+    broken = guards.broken_answers(comparison)
+    if broken is not None:
+        return _verdict(comparison, Outcome.WORSE, broken)
     chance, effect = no_gain(comparison), effects.objective_effect(comparison)
     assert chance is not None and effect is not None, "both sides were measured"
     outcome = Outcome.BETTER if chance < comparison.rule.false_keep_budget else Outcome.INCONCLUSIVE
@@ -226,8 +253,10 @@ def _without(comparison: Comparison) -> Assessment:
     said = f"without it {effect.percent}, chance that it is missed {chance:.2g}"
     if 1 - chance < course.HARM_LEVEL:
         return _verdict(comparison, Outcome.WORSE, said)
+    if effect.estimate < 0:
+        return _verdict(comparison, Outcome.INCONCLUSIVE, said)
     better = chance < comparison.rule.false_keep_budget
-    return _verdict(comparison, Outcome.BETTER if better else Outcome.INCONCLUSIVE, said)
+    return _verdict(comparison, Outcome.BETTER if better else Outcome.NO_DIFFERENCE, said)
 
 
 def _word(comparison: Comparison, standing: Standing) -> tuple[Outcome, str]:
@@ -254,12 +283,16 @@ def _kept(comparison: Comparison, said: str) -> tuple[Outcome, str]:
         return Outcome.BETTER, said
     allowed = comparison.workload.guards
     unproven, loose = guards.unproven_ceilings(comparison), guards.unguarded(comparison)
+    changed, told = guards.unproven_answers(comparison), guards.answers(comparison)
+    if changed is not None:
+        return Outcome.INCONCLUSIVE, f"{said}, but {changed}"
     if unproven and not allowed.keep_unproven_slo:
         return Outcome.INCONCLUSIVE, f"{said}, but an SLO is not shown to hold: {'; '.join(unproven)}"
     if loose and not allowed.keep_unguarded:
         return Outcome.INCONCLUSIVE, f"{said}, but a loss beyond the tolerance can't be excluded at {', '.join(loose)}"
     notes = [f"unguarded within the tolerance: {', '.join(loose)}"] if loose else []
     notes += [f"SLO not shown to hold: {'; '.join(unproven)}"] if unproven else []
+    notes += [f"answers: {told.word} ({told.reason})"] if told is not None else []
     return Outcome.BETTER, "; ".join((said, *notes))
 
 

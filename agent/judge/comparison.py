@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from state.models import (
+    Answer,
     Arm,
     Frozen,
     JudgeRule,
@@ -61,6 +62,7 @@ class Comparison(Frozen):
     `own` are the experiment's measurements, `record` valid earlier runs of the parent in this epoch, `night` all valid
     runs of earlier experiments, oldest first. `left` experiments may still be judged, this one included; `earlier` are
     share and return of those judged before. `fresh`: a launch of the parent serves that was not measured yet.
+    `numerics`: the answers must be compared. Answers: a pass over the fixed prompts each, oldest first.
     """
 
     experiment_id: str
@@ -78,6 +80,9 @@ class Comparison(Frozen):
     failed_launches: tuple[str, ...] = ()
     purpose: Purpose = Purpose.TRY
     observes: bool = False
+    numerics: bool = False
+    parent_answers: tuple[tuple[Answer, ...], ...] = ()
+    candidate_answers: tuple[tuple[Answer, ...], ...] = ()
 
 
 RATE = "output_tok_s"

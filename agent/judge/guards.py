@@ -1,4 +1,4 @@
-"""What vetoes a gain: a loss at another load point, a latency above its ceiling; pure, it never makes a keep.
+"""What vetoes a gain: a loss at another load point, a latency above its ceiling, worse answers; it never makes a keep.
 
 A guard goes by the chance of harm, never by a point estimate: it vetoes when harm is likelier than not, and what can't
 be excluded is named.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from agent.judge import noise
+from agent.judge.answers import Likeness, likeness
 from agent.judge.comparison import Comparison, guard_points, ordered_points, runs_at
 from agent.judge.effects import REPORT_CONFIDENCE, believed, effect_at, quantile
 from agent.judge.noise import Belief
@@ -42,7 +43,7 @@ class CeilingSeen(Frozen):
 
 def veto(comparison: Comparison) -> str | None:
     """The first guard that speaks against the candidate, in words; None while none does."""
-    return loss(comparison) or broken_ceiling(comparison)
+    return loss(comparison) or broken_ceiling(comparison) or broken_answers(comparison)
 
 
 def loss(comparison: Comparison) -> str | None:
@@ -99,6 +100,38 @@ def unproven_ceilings(comparison: Comparison) -> list[str]:
         for ceiling, point, seen in ceilings(comparison)
         if seen is None or seen.chance_above > PROVEN
     ]
+
+
+def guards_answers(comparison: Comparison) -> bool:
+    """Whether the answers are compared at all: always where the numerics change, else as the session file has it."""
+    return comparison.numerics or comparison.workload.guards.answers != "off"
+
+
+def answers(comparison: Comparison) -> Likeness | None:
+    """How the candidate's answers compare with the parent's, None when nobody wants to know."""
+    if not guards_answers(comparison):
+        return None
+    return likeness(comparison.parent_answers, comparison.candidate_answers)
+
+
+def broken_answers(comparison: Comparison) -> str | None:
+    """The candidate's answers are those of a broken model."""
+    told = answers(comparison)
+    return f"the answers to the fixed prompts broke: {told.reason}" if told and told.word == "broken" else None
+
+
+def unproven_answers(comparison: Comparison) -> str | None:
+    """Why the answers forbid a keep although the model isn't broken, None when they don't.
+
+    What changes the numerics must have been compared; elsewhere an unknown is only named.
+    """
+    told = answers(comparison)
+    if told is None or told.word == "same":
+        return None
+    if told.word == "unknown":
+        return f"its answers could not be compared: {told.reason}" if comparison.numerics else None
+    strict = comparison.workload.guards.answers == "same"
+    return f"the answers are no longer the same: {told.reason}" if strict else None
 
 
 def _seen(belief: Belief, ceiling: Ceiling, point: str, allowed_rise: float) -> CeilingSeen:

@@ -20,6 +20,9 @@ from agent.config_schema import schema, schema_text
 from agent.evidence import BUILT_IN
 from state.errors import ConfigError
 from state.models import Budget, Disruption, LoadHint, Policy
+from tools.benches.builtin import Builtin
+from tools.benches.choice import bench_client
+from tools.benches.sglang_bench import SglangBench
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "config"
@@ -85,7 +88,7 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "contradictions"])
+@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions"])
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:
@@ -301,3 +304,50 @@ def test_what_is_not_there_has_the_line_of_what_holds_it() -> None:
     assert line_of(("a", "c", "missing"), found) == 4
     assert line_of(("a", "missing"), found) == 1
     assert line_of(("missing",), found) is None
+
+
+EXTERNAL = """
+[workload]
+client = "sglang"
+client_command = ["/srv/venv/bin/python", "-m", "sglang.bench_serving"]
+tokenizer = "/srv/models/smollm2"
+"""
+
+
+def external(tmp_path: Path, old: str = "", new: str = "", server: str = 'model = "smollm2"') -> Path:
+    text = (DATA / "least.toml").read_text().replace("[workload]\n", EXTERNAL) + f"[server]\n{server}\n"
+    path = tmp_path / "session.toml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_another_client_makes_another_workload(tmp_path: Path) -> None:
+    config, plain = load(external(tmp_path)), load(DATA / "least.toml")
+    assert isinstance(bench_client(config.workload), SglangBench)
+    assert isinstance(bench_client(plain.workload), Builtin)
+    other = load(external(tmp_path, "/srv/models/smollm2", "/srv/models/other"))
+    assert len({config.workload.revision, plain.workload.revision, other.workload.revision}) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "server", "said"),
+    [
+        ('client = "sglang"\n', "", 'model = "m"', "workload.client_command: it is for an external client"),
+        (
+            'client_command = ["/srv/venv/bin/python", "-m", "sglang.bench_serving"]\n',
+            "",
+            'model = "m"',
+            "client_command",
+        ),
+        ('tokenizer = "/srv/models/smollm2"\n', "", 'model = "m"', "sglang needs tokenizer"),
+        ("", "", "start_deadline_s = 9", "sglang needs the model's name as server.model"),
+        ("requests = 2", 'requests = 2, prompt = "repetitive"', 'model = "m"', 'only the built-in client sends "repet'),
+        ('client = "sglang"', 'client = "sglang"\nendpoint = "/x"', 'model = "m"', "sglang measures /v1/completions"),
+        ('client = "sglang"', 'client = "aiperf"', 'model = "m"\napi_key_file = "/k"', "where everybody on the host"),
+        ('client = "sglang"', 'client = "sglnag"', 'model = "m"', "workload.client"),
+    ],
+)
+def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: str, server: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(external(tmp_path, old, new, server))
+    assert said in str(caught.value)

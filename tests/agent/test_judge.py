@@ -60,6 +60,7 @@ from tests.agent.judging import (
     wish,
     with_latency,
 )
+from tools.simulated_answers import simulated_answers
 
 EVEN = {"C high": 100.0, "C low": 50.0, "B high": 100.0, "B low": 50.0}
 PARENT, CANDIDATE = np.array([False]), np.array([True])
@@ -466,6 +467,15 @@ def test_the_close_out_confirms_only_when_all_of_it_was_measured() -> None:
     assert (said.verdict.outcome, len(wishes)) == (Outcome.INCONCLUSIVE, 12)
 
 
+def test_the_close_out_holds_the_final_answers_against_the_original_ones() -> None:
+    faster = EVEN | {"C high": 150.0, "C low": 75.0}
+    asked = {"purpose": Purpose.CLOSE_OUT, "parent_answers": (simulated_answers(1, "same"),) * 2}
+    for kind, outcome in (("close", Outcome.BETTER), ("broken", Outcome.WORSE)):
+        _, said = played(faster, **asked, candidate_answers=(simulated_answers(1, kind),))
+        assert said.verdict is not None
+        assert said.verdict.outcome is outcome, said.verdict.reason
+
+
 def test_the_more_experiments_the_more_a_keep_must_show() -> None:
     sides = [(Arm.CANDIDATE, 0, 109.0), (Arm.BASELINE, 0, 100.0), (Arm.CANDIDATE, 1, 107.0), (Arm.BASELINE, 1, 101.0)]
     own = tuple(run for arm, number, high in sides for run in twice(arm, number, high))
@@ -619,3 +629,33 @@ def test_rehearsed_nights_are_judged_exactly_as_sessions_are(seed: int) -> None:
 def test_the_same_runs_are_always_judged_alike() -> None:
     nights = [Night(Server(7, 1, 0.05, 0.01), experiments=2) for _ in range(2)]
     assert nights[0].judge(0.1) == nights[1].judge(0.1)
+
+
+# --- leaving one out ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("without", "outcome", "launches"),
+    [
+        pytest.param(70.0, Outcome.WORSE, 1, id="plainly missed after one launch of each"),
+        pytest.param(99.4, Outcome.INCONCLUSIVE, 2, id="it looks a little missed"),
+        pytest.param(100.5, Outcome.NO_DIFFERENCE, 2, id="it is not missed"),
+        pytest.param(140.0, Outcome.BETTER, 2, id="it only does harm by now"),
+    ],
+)
+def test_a_kept_change_is_left_out_only_when_it_is_not_missed(without: float, outcome: Outcome, launches: int) -> None:
+    speeds = EVEN | {"C high": without, "C low": without / 2}
+    wishes, said = played(speeds, before=record(), purpose=Purpose.WITHOUT)
+    assert said.verdict is not None
+    assert said.verdict.outcome is outcome, said.verdict.reason
+    assert len({wish.split()[0] for wish in wishes if wish.startswith("C")}) == launches
+    assert said.verdict.rule["share"] == 0
+
+
+def test_a_sentinel_is_no_veto_matter_and_gives_nothing_back() -> None:
+    slower_elsewhere = EVEN | {"C low": 40.0}
+    _, said = played(slower_elsewhere, before=record(), purpose=Purpose.SENTINEL)
+    assert said.verdict is not None
+    assert said.verdict.outcome is not Outcome.WORSE
+    assert said.verdict.rule["share"] == RULE.false_keep_budget
+    assert said.verdict.rule["given_back"] == 0

@@ -10,12 +10,14 @@ import pytest
 
 from agent.inbox import ask_to_stop
 from agent.session import Runner
+from agent.verify import Result, verify
 from state.errors import ForeignChange, NeedsHuman
 from state.models import Experiment, MeasurementStatus, Outcome, Role, SessionStatus, TodoStatus
 from state.projection import TABLES, fold
 from state.replay import decision_log
 from tests.agent.sim import CONFIG, ONE_POINT, SCENARIO, flag, sim_session
 from tests.state.test_store import dump
+from tools.simulated import SimEffect
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +48,7 @@ def outcomes(runner: Runner) -> dict[str, Outcome]:
 
 
 def assert_consistent(runner: Runner) -> None:
-    """Invariants of every end: tables fold, effects closed, no run or launch twice, known-good serves."""
+    """Invariants of every end: tables fold, effects closed, no run or launch twice, each verdict computed again."""
     store, sid = runner.store, runner.session_id
     again = fold(store.db)
     for table in TABLES:
@@ -58,6 +60,7 @@ def assert_consistent(runner: Runner) -> None:
     valid = [m for m in store.measurements(sid) if m.status is MeasurementStatus.VALID]
     cells = Counter((m.experiment_id, m.arm, m.block, m.run, m.load_point) for m in valid)
     assert [cell for cell, count in cells.items() if count > 1] == []
+    assert [check for check in verify(store, sid).checks if check.result is not Result.SAME] == []
 
 
 async def test_a_whole_session_decides_each_experiment_and_ends_improved(tmp_path: Path) -> None:
@@ -196,6 +199,23 @@ async def test_a_noisy_host_ends_restored_and_says_so(tmp_path: Path) -> None:
         assert "too noisy to judge" in row.reason
         assert runner.store.role(runner.session_id, Role.FINAL) == runner.store.role(runner.session_id, Role.ORIGINAL)
         assert [words for words in world_log(tmp_path) if words[0] == "launch"] == []
+
+
+async def test_a_candidate_that_loses_requests_is_worse_and_a_server_that_always_did_is_no_baseline(
+    tmp_path: Path,
+) -> None:
+    losing = SimEffect(name="--poll", value="0", ratio={"*": 1.5}, fails=2)
+    scenario = SCENARIO.model_copy(update={"effects": (losing,)})
+    with sim_session(tmp_path / "candidate", flag("--poll", "0"), config=ONE_POINT, scenario=scenario) as runner:
+        assert await runner.run() == 0
+        verdict = runner.store.verdicts(runner.session_id)["poll-0"]
+        assert verdict.outcome is Outcome.WORSE
+        assert "2 of 16 requests failed (2 × http-500)" in verdict.reason
+        assert_consistent(runner)
+    always = scenario.model_copy(update={"flags": SCENARIO.flags | {"--poll": ("0",)}})
+    with sim_session(tmp_path / "always", flag("--threads", "2"), config=ONE_POINT, scenario=always) as runner:
+        assert await runner.run() == 0
+        assert outcomes(runner)["baseline"] is Outcome.INVALID
 
 
 async def test_known_good_that_will_not_start_needs_a_human_and_names_the_command(tmp_path: Path) -> None:

@@ -139,3 +139,14 @@ def run(status: MeasurementStatus, *why: str, **fields: Any) -> Measurement:
 def test_runs_are_repeated_a_few_times(own: tuple[Measurement, ...], streak: int, hopeless: str | None) -> None:
     assert len(void_streak(own)) == streak
     assert hopelessly_void(own, RULE) == hopeless
+
+
+def test_a_claim_without_the_text_for_it_is_void() -> None:
+    assert reasons(retokenized_tokens=500) == ()
+    assert reasons(retokenized_tokens=3500) == ()
+    assert reasons(retokenized_tokens=499) == ("the text that came has 499 tokens, the client claims 1000",)
+    assert reasons(rule=ValidityRule(min_retokenized_share=0.4), retokenized_tokens=400) == ()
+
+
+def test_figures_that_measure_nothing_are_named() -> None:
+    assert reasons(unusable=("e2e = NaN", "ttft = -1.7")) == ("these figures measure nothing: e2e = NaN, ttft = -1.7",)

@@ -11,7 +11,7 @@ import pytest
 
 from state.errors import PolicyRefused, ServerError
 from state.models import EnvChange, FlagChange, HotCall, LaunchSpec
-from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
+from tools.servers.base import Declared, FlagTable, HttpAnswer, ServerAdapter, make_spec
 
 
 class ServerCase(NamedTuple):
@@ -84,9 +84,10 @@ class ServerContract:
             case.adapter.parse_version("nothing of that kind\n")
 
     def test_commands_start_with_the_program(self, case: ServerCase) -> None:
-        for command in (case.adapter.help_command(case.program), case.adapter.version_command(case.program)):
-            assert command[: len(case.program)] == case.program
-            assert len(command) > len(case.program)
+        shown = case.adapter.help_command(case.program)
+        assert shown[: len(case.program)] == case.program == case.adapter.program(case.argv)
+        assert len(shown) > len(case.program)
+        assert case.adapter.version_command(case.program)[0] == case.program[0]
 
     # --- reading and editing
 
@@ -233,6 +234,11 @@ class ServerContract:
         assert all(request.api_key_file == "/srv/key" for request in (*looks, wanted))
         body = json.loads(wanted.body or "")
         assert (wanted.method, body["model"], body["prompt"], body["max_tokens"]) == ("POST", "m", [1, 2, 3], 4)
+
+    def test_only_tokens_prove_life(self, case: ServerCase) -> None:
+        texts = ('{"choices": [{}], "usage": {"completion_tokens": 3}}', '{"choices": []}', '{"error": "x"}', "", "OK")
+        assert [case.adapter.tokens(HttpAnswer(id="g", status=200, text=text)) for text in texts] == [3, 0, 0, 0, 0]
+        assert case.adapter.tokens(HttpAnswer(id="g", status=503, text=texts[0])) == 0
 
     def test_no_answers_are_no_facts(self, case: ServerCase) -> None:
         assert case.adapter.effective({}) == {}

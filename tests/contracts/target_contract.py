@@ -57,7 +57,7 @@ async def up(target: Target, key: str, spec: LaunchSpec) -> Ready:
 
 
 async def over(target: Target, key: str) -> RunState:
-    for _ in range(600):
+    for _ in range(2400):
         state = await target.look_run(key)
         if state.phase != "running":
             return state
@@ -91,6 +91,9 @@ class TargetContract:
         assert case.unknown.name not in facts.known_flags
         foreign = await target.foreign_cores()
         assert foreign is None or foreign >= 0
+
+    async def test_it_names_its_benchmark_client(self, target: Target) -> None:
+        assert await target.client()
 
     async def test_watching_changes_nothing_that_serves(self, target: Target, good: LaunchSpec) -> None:
         before = await now(target)
@@ -189,8 +192,24 @@ class TargetContract:
         assert (result.metrics.requested, result.metrics.completed, result.metrics.failed) == (2, 2, 0)
         assert result.metrics.output_tokens == 16
         assert result.metrics.output_tok_s is not None and result.metrics.output_tok_s > 0
+        assert result.answers == ()
         await target.begin_run(key, request(process))
         assert (await target.look_run(key)).phase == "ended"
+        assert await target.collect_run(key) == result
+
+    async def test_a_run_asks_the_fixed_prompts_when_it_shall(
+        self, target: Target, case: TargetCase, good: LaunchSpec
+    ) -> None:
+        key, process = f"{case.name}-M1", (await now(target)).process
+        await target.begin_run(key, request(process).model_copy(update={"answers": True}))
+        assert (await over(target, key)).phase == "ended"
+        result = await target.collect_run(key)
+        assert (result.metrics.completed, result.metrics.output_tokens) == (2, 16)
+        assert len(result.answers) == len({answer.prompt for answer in result.answers}) >= 10
+        for answer in result.answers:
+            assert answer.error is None
+            assert len(answer.tokens) == len(answer.logprobs) == len(answer.tops) > 0
+            assert all(token in top and len(top) > 1 for token, top in zip(answer.tokens, answer.tops, strict=True))
         assert await target.collect_run(key) == result
 
     async def test_a_run_can_be_ended(self, target: Target, case: TargetCase, good: LaunchSpec) -> None:

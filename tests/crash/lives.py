@@ -20,8 +20,9 @@ from state.journal import FaultPoint
 from state.models import Experiment
 from tests.agent.sim import ONE_POINT, SCENARIO, flag, sim_session
 
-EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--threads", "64"))
-"""One that is kept, one that does not start, one that collapses and is taken back."""
+EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--parallel", "4"), flag("--threads", "64"))
+"""Two that are kept, one that does not start, one that collapses and is taken back; then a sentinel's turn has come."""
+CHECKED = ONE_POINT.model_copy(update={"judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 2})})
 ALIKE = SCENARIO.model_copy(update={"run_noise": 0.0005, "launch_noise": 0.0005})
 """So little noise, which follows from the session's id, that every session takes the same steps."""
 KILLED = -signal.SIGKILL
@@ -51,7 +52,7 @@ def life(folder: Path, experiments: tuple[Experiment, ...], command: str = "resu
 
 
 async def _act(folder: Path, experiments: tuple[Experiment, ...], command: str, fault: FaultPoint) -> int:
-    with sim_session(folder, *experiments, config=ONE_POINT, fault=fault, scenario=ALIKE) as runner:
+    with sim_session(folder, *experiments, config=CHECKED, fault=fault, scenario=ALIKE) as runner:
         if command != "resume":
             await runner.put_back(original=command.endswith("--original"))
             return 0

@@ -69,7 +69,9 @@ def every_point(scratch: Path, ledger: Ledger, nested: str, short: bool = False)
     a deleted checkpoint file come beside; `short` leaves out one experiment and nearly all of these.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    whole = undisturbed(scratch / "undisturbed", ledger.path.parent / "broken", EXPERIMENTS[: 2 if short else 3])
+    whole = undisturbed(
+        scratch / "undisturbed", ledger.path.parent / "broken", EXPERIMENTS[:2] if short else EXPERIMENTS
+    )
     tasks: list[Task] = [
         partial(_one_point, scratch, whole, number, nested) for number in range(1, len(whole.points) + 1)
     ]

@@ -1,6 +1,6 @@
 """What a session left behind, read from outside with plain sqlite3, JSON and procfs; it must not ask Ratchet.
 
-The one exception is `unfolded`, which is about Ratchet's own tables.
+The exceptions are `unfolded` and `unproven`, which are about Ratchet's own tables and verdicts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from agent.verify import Result, verify
 from state.projection import TABLES, fold
 from state.store import Store
 from tests.state.test_store import dump
@@ -90,7 +91,7 @@ def disorder(database: Path) -> list[str]:
     numbers = [int(key[1:]) for (key,) in ask(database, "SELECT id FROM decisions")]
     if sorted(numbers) != list(range(1, len(numbers) + 1)):
         wrong.append(f"decisions have gaps: {sorted(numbers)}")
-    return wrong + unfolded(database)
+    return wrong + unfolded(database) + unproven(database)
 
 
 def unfolded(database: Path) -> list[str]:
@@ -102,6 +103,17 @@ def unfolded(database: Path) -> list[str]:
         ]
         again.close()
     return wrong
+
+
+def unproven(database: Path) -> list[str]:
+    """What `replay --verify` would not call the same."""
+    with Store.read(database) as store:
+        checks = [check for row in store.sessions() for check in verify(store, row.id).checks]
+    return [
+        f"{check.kind} {check.subject} is {check.result}: {check.why} {'; '.join(map(str, check.differences))}"
+        for check in checks
+        if check.result is not Result.SAME
+    ]
 
 
 def session_of(pid: int) -> int | None:

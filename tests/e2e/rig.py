@@ -63,6 +63,9 @@ output_tokens = 8
 [workload.objective]
 at = ["few"]
 
+[workload.guards]
+answers = "{answers}"
+
 [judge]
 baseline_runs = 2
 min_blocks = 2
@@ -234,6 +237,7 @@ class Rig:
             "start_deadline_s": 60,
             "close_out_blocks": 2,
             "quiet_wait_s": 300,
+            "answers": "off",
         }
         path = self.folder / "session.toml"
         path.write_text(SESSION.format(**known | fields) + more)

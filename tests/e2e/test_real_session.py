@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent.verify import Kind, Result, verify
 from state.models import MeasurementStatus, Role, SessionStatus, TodoStatus
 from state.store import Store
 from tests.e2e.rig import CANARY, FASTER, PROJECT, WITNESSED, Agent, Rig, assert_at_most_one_server, rig
 from tests.e2e.witness import start_ticks
 from tests.ssh_servers import free_port, make_key
+from tools.benches.builtin import fixed_prompts
 
 pytestmark = pytest.mark.real
 
@@ -101,7 +103,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterat
     with rig(tmp_path_factory.mktemp("killed"), demo_model) as host:
         operator_pid = host.start_server()
         original = host.argv()
-        agent = host.agent("start", str(host.write_session(FASTER + REFUSED)), *database(host))
+        agent = host.agent("start", str(host.write_session(FASTER + REFUSED, answers="close")), *database(host))
         host.until(host.client_at_work, agent)
         job = host.client_at_work()
         agent.kill()
@@ -144,6 +146,16 @@ def test_a_benchmark_goes_on_without_its_agent(killed: Killed) -> None:
     assert json.loads((killed.job / "result.json").read_text())["completed"] == 4
 
 
+def test_the_server_was_asked_the_fixed_prompts_and_what_it_said_is_stored(killed: Killed) -> None:
+    with killed.host.store() as store:
+        launches = {trial.id for trial in store.trials(killed.status["session"])}
+        passes = store.answers(killed.status["session"], launches)
+    assert len(passes) >= 2
+    for _, answers in passes:
+        assert [answer.error for answer in answers] == [None] * len(fixed_prompts())
+        assert all(answer.tokens and answer.tops for answer in answers)
+
+
 def test_resume_takes_up_the_very_run_that_was_under_way(killed: Killed) -> None:
     with killed.host.store() as store:
         (taken,) = [m for m in store.measurements(killed.status["session"]) if m.id == killed.status["measuring"]]
@@ -152,6 +164,15 @@ def test_resume_takes_up_the_very_run_that_was_under_way(killed: Killed) -> None
     told = json.loads((killed.job / "result.json").read_text())
     assert taken.metrics.output_tok_s == told["output_tok_s"]
     assert killed.host.runs().count(killed.job.name) == 1
+
+
+def test_every_verdict_is_computed_again_from_the_clients_own_results(killed: Killed) -> None:
+    with killed.host.store() as store:
+        audit = verify(store, killed.status["session"])
+        known = store.verdicts(killed.status["session"])
+    assert [check for check in audit.checks if check.result is not Result.SAME] == []
+    assert {check.subject for check in audit.checks if check.kind is Kind.VERDICT} == set(known)
+    assert [check for check in audit.checks if check.kind is Kind.RUN and not check.trusted] != []
 
 
 def test_nothing_is_run_or_launched_twice_and_nothing_is_forgotten(killed: Killed) -> None:

@@ -30,9 +30,11 @@ from tools.facts import (
     ListenersFact,
     MachineFact,
     MemoryFact,
+    ModelFact,
     ProcessFact,
     ask,
     decode,
+    model_named,
 )
 from tools.ssh import SshHost
 
@@ -268,3 +270,38 @@ async def test_nvidia_smi_that_hangs_fails_or_answers(
     else:
         assert found.error is not None
         assert error in found.error
+
+
+# --- models ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python3 -m sglang.launch_server --model-path /srv/m --tp 8", "/srv/m"),
+        ("vllm serve --model=/srv/m --port 8000", "/srv/m"),
+        ("vllm serve org/name --port 8000", "org/name"),
+        ("vllm serve --port 8000", None),
+        ("llama-server --model models/small/m.gguf", "/home/llm/models/small/m.gguf"),
+        ("llama-server --port 1", None),
+    ],
+)
+def test_the_model_that_a_command_line_names(line: str, expected: str | None) -> None:
+    assert model_named(line.split(), "/home/llm") == expected
+
+
+def test_a_model_is_found_in_its_folder_and_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "a model"
+    cached = tmp_path / "hub" / "models--org--name" / "snapshots" / "0a1b"
+    for place, kind in ((folder, "dense"), (cached, "moe")):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps({"model_type": kind}))
+    for model, kind in ((str(folder), "dense"), ("org/name", "moe"), ("org/other", None), ("it's/none", None)):
+        fact = ModelFact(model)
+        done = subprocess.run(
+            ["sh", "-c", fact.command()],
+            env={"PATH": os.environ["PATH"], "HF_HUB_CACHE": str(tmp_path / "hub"), "HOME": "/nowhere"},
+            capture_output=True,
+            check=True,
+        )
+        assert (fact.parse(done.stdout) or {}).get("model_type") == kind

@@ -19,8 +19,9 @@ from state.errors import CommandFailed
 from tests.local_host import LocalHost
 from tools.servers import http_probe
 from tools.servers.base import HttpAnswer, HttpRequest
+from tools.servers.completions import completion_tokens
 from tools.servers.llamacpp import LlamaCpp
-from tools.servers.probe import completion_tokens, generates, http, judge, probe_source
+from tools.servers.probe import generates, http, judge, probe_source
 
 Reply = Callable[["Handler"], None]
 ADAPTER = LlamaCpp()

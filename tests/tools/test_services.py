@@ -130,7 +130,8 @@ async def test_the_environment_is_the_recorded_one_and_nothing_else(
     }
     own = {"LLAMA_ARG_THREADS": "2"}
     token = "«secret:0123456789abcdef»"
-    desired = spec(sys.executable, str(show), "--api-key", token, cwd=tmp_path, env=own, hidden_env=recorded)
+    argv = (sys.executable, str(show), "--api-key", token, f"--api-key={token}")
+    desired = spec(*argv, cwd=tmp_path, env=own, hidden_env=recorded)
     told = await shown(host, tmp_path, desired, {token: "a 'secret' value"})
     environ = told["environ"]
     assert isinstance(environ, dict)
@@ -138,7 +139,7 @@ async def test_the_environment_is_the_recorded_one_and_nothing_else(
     assert environ.pop("RATCHET_SPEC")
     assert environ.pop("RATCHET_JOB") == f"{tmp_path}/jobs/S-T1/"
     assert {name: value for name, value in environ.items() if not is_volatile(name)} == recorded | own
-    assert told["argv"] == ["--api-key", "a 'secret' value"]
+    assert told["argv"] == ["--api-key", "a 'secret' value", "--api-key=a 'secret' value"]
 
 
 async def test_hidden_values_come_from_the_hosts_secrets_or_not_at_all(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tools.benches import stream_client as sc
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "tools" / "benches" / "stream_client.py"
+DEMO_SERVER = ROOT / "tools" / "demo" / "llama_server.py"
 STUB = ROOT / "benchmarks" / "stub_server.py"
 TOKENS = 8
 
@@ -345,6 +347,202 @@ def test_a_killed_worker_is_told(client: Client, stub: Stub) -> None:
     assert gone([sampler, *workers])
 
 
+# --- the fixed prompts -----------------------------------------------------------------------------------------------
+
+
+def fixed(count: int = 3, **more: Any) -> dict[str, Any]:
+    prompts = [{"id": f"p{number}", "text": f"Say {number}", "max_tokens": 4} for number in range(count)]
+    return {"answers": {"prompts": prompts, **more}}
+
+
+def test_fixed_prompts_are_asked_after_the_run_and_change_nothing_of_it(client: Client, stub: Stub) -> None:
+    result = client.run(stub.url, metrics_path="/metrics", **fixed(at_once=8))
+    assert (result["completed"], result["output_tokens"], result["error"]) == (12, 12 * TOKENS, None)
+    assert result["server_counters"]["llamacpp:tokens_predicted_total"] == 12 * TOKENS
+    told = result["answers"]
+    assert (told["asked"], told["at_once"], told["error"]) == (3, 3, None)
+    top = {" token": -0.25, " other": -1.75}
+    assert told["given"] == [
+        {
+            "id": f"p{number}",
+            "text": " token" * 4,
+            "tokens": [" token"] * 4,
+            "logprobs": [-0.25] * 4,
+            "tops": [top] * 4,
+        }
+        for number in range(3)
+    ]
+    bodies = stub.stats()["bodies"][-3:]
+    assert {body["prompt"] for body in bodies} == {"Say 0", "Say 1", "Say 2"}
+    for body in bodies:
+        asked = {key: value for key, value in body.items() if key != "prompt"}
+        assert asked == {"max_tokens": 4, "temperature": 0, "seed": 1, "logprobs": 5, "model": "stub"}
+
+
+def test_no_more_are_asked_at_once_than_the_run_had_in_flight(client: Client, stub: Stub) -> None:
+    assert client.run(stub.url, concurrency=2, **fixed(at_once=3))["answers"]["at_once"] == 2
+
+
+def test_without_fixed_prompts_there_are_no_answers(client: Client, stub: Stub) -> None:
+    assert client.run(stub.url)["answers"] is None
+
+
+def test_a_server_that_refuses_logprobs_is_asked_without(client: Client, stub: Stub) -> None:
+    told = client.run(stub.url, **fixed(), **fault("no_logprobs"))["answers"]
+    assert told["error"] is None
+    assert told["given"] == [
+        {"id": f"p{number}", "text": " token" * 4, "tokens": [], "logprobs": [], "tops": []} for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("error_body", "HTTP 200: "),
+        ("silent", "no answer within 0.3 s"),
+        ("reset", "ConnectionResetError"),
+    ],
+)
+def test_an_answer_that_fails_is_told_and_spoils_nothing(client: Client, name: str, said: str) -> None:
+    with stub_server() as fresh:  # the measured requests come first; of four questions the second fails
+        result = client.run(fresh.url, concurrency=1, request_deadline_s=0.3, **fixed(4), **fault(name, only=14))
+    assert (result["completed"], result["failed"], result["answers"]["error"]) == (12, 0, None)
+    errors = [one.get("error") for one in result["answers"]["given"]]
+    assert [error is None for error in errors] == [True, False, True, True]
+    assert said in errors[1]
+
+
+def test_the_run_deadline_holds_for_the_fixed_prompts(client: Client) -> None:
+    with stub_server() as fresh:
+        asked = {"concurrency": 1, "requests": 1, "run_deadline_s": 3.0, **fixed(4), **fault("silent", only=3)}
+        result = client.run(fresh.url, **asked)
+    assert (result["completed"], result["stopped_early"], result["error"]) == (1, None, None)
+    assert result["answers"]["error"] == "run deadline"
+    assert [one["id"] for one in result["answers"]["given"]] == ["p0"]
+
+
+def test_a_signal_while_answers_are_awaited_leaves_the_measurement_whole(client: Client) -> None:
+    with stub_server() as fresh:
+        command = client.command(fresh.url, concurrency=1, **fixed(4), **fault("silent", only=14))
+        with subprocess.Popen(command) as process:
+            until("the silent request is under way", lambda: fresh.stats()["requests"] == 14)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 143
+    result = client.result()
+    assert (result["completed"], result["stopped_early"], result["error"]) == (12, None, None)
+    assert result["answers"]["error"] == "terminated"
+
+
+def test_a_run_that_ended_early_asks_no_more(client: Client, stub: Stub) -> None:
+    result = client.run(stub.url, requests=100, **fixed(), **fault("http_503"))
+    assert result["answers"] == {"error": "not asked: error storm"}
+
+
+@contextlib.contextmanager
+def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
+    """The demo's llama.cpp server on a free port; its base URL."""
+    flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off", *more]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            [sys.executable, str(DEMO_SERVER), "--model", str(model), *flags], env=environment, stdout=sink, stderr=sink
+        ) as process,
+    ):
+        try:
+            until("the server listens", lambda: b"listening on http" in log.read_bytes() or process.poll() is not None)
+            [url] = re.findall(r"listening on (http://\S+)", log.read_text())
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.mark.real
+def test_a_real_server_answers_token_by_token(client: Client, demo_model: Path, tmp_path: Path) -> None:
+    chat = "<|im_start|>user\nSay OK<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [
+        {"id": "capital", "text": "The capital of France is", "max_tokens": 6},
+        {"id": "chat", "text": chat, "max_tokens": 64},
+    ]
+    asked = {"model": None, "concurrency": 1, "requests": 1, "answers": {"prompts": prompts}}
+    with demo_server(demo_model, tmp_path / "server.log") as url:
+        first, second = (client.run(url, **asked)["answers"] for _ in range(2))
+    assert first["error"] is None
+    capital, chat_answer = first["given"]
+    assert "Paris" in capital["text"] and len(capital["tokens"]) == 6
+    for told in (capital, chat_answer):
+        assert told["text"] == "".join(token for token in told["tokens"] if token != "#2")
+        for token, logprob, top in zip(told["tokens"], told["logprobs"], told["tops"], strict=True):
+            assert len(top) == 5 and top[token] == logprob == max(top.values()) <= 0
+    assert chat_answer["tokens"][-1] == "#2", "the end mark has no text of its own"
+    assert [one["tokens"] for one in second["given"]] == [one["tokens"] for one in first["given"]]
+
+
+LLAMACPP_STEP = {
+    "id": 7042,
+    "token": " Paris",
+    "bytes": [32, 80, 97, 114, 105, 115],
+    "logprob": -0.2642531991004944,
+    "top_logprobs": [
+        {"id": 7042, "token": " Paris", "bytes": [32, 80, 97, 114, 105, 115], "logprob": -0.2642531991004944},
+        {"id": 2, "token": "", "bytes": [], "logprob": -2.804166316986084},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        (
+            {"text": " Paris", "logprobs": {"content": [LLAMACPP_STEP]}},
+            {"tokens": [" Paris"], "logprobs": [-0.2643], "tops": [{" Paris": -0.2643, "#2": -2.8042}]},
+        ),
+        (  # a drafted token, and half of a character
+            {
+                "text": " a",
+                "logprobs": {
+                    "content": [
+                        {"id": 5, "token": " a", "logprob": 0.0, "top_logprobs": []},
+                        {"id": 6, "token": "\ufffd", "logprob": -1.0, "top_logprobs": []},
+                    ]
+                },
+            },
+            {"tokens": [" a", "#6"], "logprobs": [None, -1.0], "tops": [{}, {}]},
+        ),
+        (  # vLLM gives no alternatives for a first token without context, and a number that is none
+            {
+                "text": " a b",
+                "logprobs": {
+                    "tokens": [" a", " b"],
+                    "token_logprobs": [None, float("nan")],
+                    "top_logprobs": [None, {" b": -0.5, " c": float("-inf")}],
+                },
+            },
+            {"tokens": [" a", " b"], "logprobs": [None, None], "tops": [{}, {" b": -0.5}]},
+        ),
+        ({"text": " a", "logprobs": None}, {"tokens": [], "logprobs": [], "tops": []}),
+        ({"text": "", "finish_reason": "stop"}, {"tokens": [], "logprobs": [], "tops": []}),
+    ],
+)
+def test_answers_are_read_in_both_forms(choice: dict[str, Any], read: dict[str, Any]) -> None:
+    body = json.dumps({"choices": [choice]}).encode()
+    assert sc.read_answer(body) == {"text": choice["text"], **read}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"choices": []}',
+        b'{"choices": [{"text": null}]}',
+        b'{"choices": [{"text": "a", "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1]}}]}',
+    ],
+)
+def test_what_is_no_completion_is_an_error(body: bytes) -> None:
+    assert list(sc.read_answer(body)) == ["error"]
+
+
 # --- a wrong request -------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +559,12 @@ def test_a_killed_worker_is_told(client: Client, stub: Stub) -> None:
         ({"extra_body": {"stream": False}}, "request.extra_body must not set"),
         ({"api_key_file": "/nowhere/key"}, "request.api_key_file cannot be read"),
         ({"request_deadline_s": float("inf")}, "request.request_deadline_s"),
+        ({"answers": {"top": 5}}, "request.answers.prompts is missing"),
+        ({"answers": {"prompts": [{"id": "a", "text": "b"}]}}, "request.answers.prompts[0].max_tokens is missing"),
+        (
+            {"answers": {"prompts": [{"id": "a", "text": "b", "max_tokens": 1}] * 2}},
+            "request.answers.prompts must have ids that differ",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused_in_one_line(client: Client, changes: dict[str, Any], named: str) -> None:

@@ -5,22 +5,59 @@ The client is one standard-library file that is pushed to the host (`stream_clie
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from state.errors import CommandFailed
-from state.models import Metrics, Summary, Telemetry
+from state.models import Answer, Metrics, Summary, Telemetry
+from tools.benches.base import COUNTED, PROGRESS, REQUEST, RESULT, Place
 from tools.target import RunRequest, RunResult
 
 SAMPLE_INTERVAL_S = 0.5
-REQUEST, RESULT, PROGRESS = "request.json", "result.json", "progress.json"
+TOP = 5
+"""How many alternatives are asked at each step: the most that the legacy completions API allows."""
+AT_ONCE = 4
+
+
+class Builtin:
+    """Our own client as one of the seam."""
+
+    name = "builtin"
+    leaves = (RESULT,)
+    progress: str | None = PROGRESS
+    lacks = ("prompts of text: it sends token ids", "https", "the chat endpoint")
+
+    def script(self, key: str, request: RunRequest, at: Place) -> str:
+        """See `BenchClient.script`."""
+        return script(at.python, at.client, request_json(key, request, at.url, at.model, at.api_key_file))
+
+    def version_command(self) -> tuple[str, ...]:
+        """See `BenchClient.version_command`; it comes with us."""
+        return ()
+
+    def parse(self, files: Mapping[str, bytes], key: str) -> RunResult:
+        """See `BenchClient.parse`."""
+        return parse(files.get(RESULT, b""), key)
+
+    def again(self, raw: Mapping[str, Any], key: str) -> RunResult:
+        """See `BenchClient.again`."""
+        return parse(json.dumps(raw).encode(), key)
 
 
 def source() -> bytes:
     """The client, to be put on the host."""
     return Path(__file__).with_name("stream_client.py").read_bytes()
+
+
+@functools.cache
+def fixed_prompts() -> tuple[dict[str, Any], ...]:
+    """The prompts that tell whether a server still answers as before: `id`, `text`, `max_tokens`."""
+    return tuple(tomllib.loads(Path(__file__).with_name("answers.toml").read_text(encoding="utf-8"))["prompts"])
 
 
 def request_json(
@@ -52,6 +89,7 @@ def request_json(
         "server_pid": request.process.pid,
         "sample_interval_s": SAMPLE_INTERVAL_S,
         "metrics_path": "/metrics",
+        "answers": {"prompts": fixed_prompts(), "top": TOP, "at_once": AT_ONCE} if request.answers else None,
     }
 
 
@@ -69,7 +107,8 @@ def parse(text: bytes, key: str) -> RunResult:
         raw: dict[str, Any] = json.loads(text)
         if raw["run_id"] != key:
             raise ValueError(f"it belongs to run {raw['run_id']}")
-        return RunResult(metrics=_metrics(raw), telemetry=_telemetry(raw), raw=raw)
+        answers = read_answers(raw.pop("answers", None))
+        return RunResult(metrics=_metrics(raw), telemetry=read_telemetry(raw), answers=answers, raw=raw)
     except (ValueError, KeyError, TypeError) as wrong:
         raise CommandFailed(
             f"the client's result cannot be used: {wrong}",
@@ -102,18 +141,36 @@ def _metrics(raw: dict[str, Any]) -> Metrics:
         mean_concurrency=raw["mean_concurrency"],
         client_bottleneck=client.get("bottleneck_reason"),
         stopped_early=raw["stopped_early"] or raw["error"],
-        server_output_tokens=_counted(raw.get("server_counters")),
+        server_output_tokens=counted(raw.get("server_counters")),
     )
 
 
-def _counted(counters: dict[str, float] | None) -> int | None:
-    for name in ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total"):
+def read_answers(told: dict[str, Any] | None) -> tuple[Answer, ...]:
+    """What was said to the fixed prompts that were asked."""
+    given = (told or {}).get("given", ())
+    return tuple(
+        Answer(
+            prompt=one["id"],
+            text=one.get("text", ""),
+            tokens=one.get("tokens", ()),
+            logprobs=one.get("logprobs", ()),
+            tops=one.get("tops", ()),
+            error=one.get("error"),
+        )
+        for one in given
+    )
+
+
+def counted(counters: dict[str, float] | None) -> int | None:
+    """Output tokens by the server's own counters, None where it has none that we know."""
+    for name in COUNTED:
         if counters and name in counters:
             return int(counters[name])
     return None
 
 
-def _telemetry(raw: dict[str, Any]) -> Telemetry:
+def read_telemetry(raw: dict[str, Any]) -> Telemetry:
+    """What the sampler beside the client saw."""
     seen = raw.get("telemetry")
     if seen is None:
         return Telemetry(client_cpu_share=raw["client"].get("cpu_share"))

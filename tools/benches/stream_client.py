@@ -15,6 +15,10 @@ How it measures
   apart; with speculation a chunk may carry several tokens. Percentiles interpolate linearly between order statistics.
 - Output tokens are `usage.completion_tokens` where sent, else the content chunks. Only completed requests count in any
   latency or throughput. A figure without data is null.
+- Where the request has `escort`, another program measures: it is started here after our own warm-up, sampled, ended at
+  the deadline, and never believed; what is written then are the readings beside it. Fixed prompts follow as always.
+- Where the request has `answers`, fixed prompts are asked once all of this has been taken. What comes of that is told
+  beside the measurement and never changes it.
 - The sampler is a process of its own, and counts the time of the measured window only. Foreign CPU is the user and
   system time of the whole machine less that of the server's, the exempted and our own process trees; interrupt time,
   which belongs to no process, is given beside it.
@@ -46,6 +50,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -58,9 +63,11 @@ TICK_S = 0.05
 READ_BYTES = 65536
 OPENINGS_PER_TURN = 8
 SMALL_ANSWER_BYTES = 4096
+LAST_WORDS_BYTES = 4096
 LAST_CHUNK = b"0\r\n\r\n"
 PATTERN_TOKENS = 8  # found on SmolLM2-135M with ids 1000 to 8000: it goes on repeating, and n-gram drafts are accepted
 SERIES_POINTS = 120
+ANSWERS_SEED = 1  # nothing is drawn at temperature 0; servers that want a seed get the same one each time
 SHORTEST_WINDOW_S = 0.5  # below it the kernel's 10 ms ticks are all that a CPU share would show
 STOPS = ("", "error storm", "run deadline", "terminated", "client worker died")
 STORM, DEADLINE, TERMINATED, CRIPPLED = 1, 2, 3, 4
@@ -127,12 +134,33 @@ FIELDS = {
     "metrics_path": Field(str, None, nullable=True),
     "processes": Field(int, 1, 1),
     "foreign_exempt_pids": Field(list, []),
+    "answers": Field(dict, None, nullable=True),
+    "escort": Field(dict, None, nullable=True),
 }
 PROMPT_FIELDS = {
     "kind": Field(str),
     "tokens": Field(int, minimum=1),
     "vocab_low": Field(int, minimum=0),
     "vocab_high": Field(int, minimum=1),
+}
+ANSWERS_FIELDS = {
+    "prompts": Field(list),
+    "top": Field(int, 5, 0),
+    "at_once": Field(int, 4, 1),
+}
+ESCORT_FIELDS = {
+    "command": Field(list),
+    "environment": Field(dict, {}),
+    "key_variables": Field(list, []),
+    "printed": Field(str),
+    "fresh": Field(list, []),
+    "begin": Field(str, None, nullable=True),
+    "end": Field(str, None, nullable=True),
+}
+FIXED_PROMPT_FIELDS = {
+    "id": Field(str),
+    "text": Field(str),
+    "max_tokens": Field(int, minimum=1),
 }
 
 
@@ -169,6 +197,9 @@ class Job:
     def __init__(self, raw: Any) -> None:
         self.asked = checked(raw, FIELDS, "request")
         self.prompt = checked(self.asked["prompt"], PROMPT_FIELDS, "request.prompt")
+        self.answers = self._fixed_prompts()
+        escort = self.asked["escort"]
+        self.escort = None if escort is None else checked(escort, ESCORT_FIELDS, "request.escort")
         self._check_meaning()
         self.concurrency: int = self.asked["concurrency"]
         self.processes: int = min(self.asked["processes"], self.concurrency)
@@ -177,7 +208,18 @@ class Job:
         url = urlsplit(self.asked["base_url"])
         self.netloc, self.prefix = url.netloc, url.path.rstrip("/")
         self.family, self.address = self._resolve(url.hostname or "", url.port or 80)
-        self._authorization = self._read_key()
+        self.key = self._read_key()
+        self._authorization = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
+
+    def _fixed_prompts(self) -> dict[str, Any] | None:
+        if self.asked["answers"] is None:
+            return None
+        wanted = checked(self.asked["answers"], ANSWERS_FIELDS, "request.answers")
+        where = "request.answers.prompts"
+        prompts = [checked(p, FIXED_PROMPT_FIELDS, f"{where}[{i}]") for i, p in enumerate(wanted["prompts"])]
+        if len({prompt["id"] for prompt in prompts}) < len(prompts):
+            raise BadRequest(f"{where} must have ids that differ")
+        return {**wanted, "prompts": prompts}
 
     def _check_meaning(self) -> None:
         asked, prompt = self.asked, self.prompt
@@ -196,6 +238,9 @@ class Job:
         fixed = sorted({"prompt", "stream", "stream_options", "max_tokens", "model"} & set(asked["extra_body"]))
         if fixed:
             raise BadRequest(f"request.extra_body must not set what the request itself decides: {', '.join(fixed)}")
+        words = (self.escort or {}).get("command", ["-"])
+        if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+            raise BadRequest(f"request.escort.command must be words, got {words!r}")
         if not all(type(pid) is int and pid > 0 for pid in asked["foreign_exempt_pids"]):
             raise BadRequest(f"request.foreign_exempt_pids must be pids, got {asked['foreign_exempt_pids']!r}")
 
@@ -218,7 +263,7 @@ class Job:
             return ""
         try:
             with open(path, encoding="utf-8") as file:
-                return f"Authorization: Bearer {file.read().strip()}\r\n"
+                return file.read().strip()
         except (OSError, UnicodeError) as err:
             raise BadRequest(f"request.api_key_file cannot be read: {err}") from err
 
@@ -245,10 +290,26 @@ class Job:
             **({} if self.asked["model"] is None else {"model": self.asked["model"]}),
             **self.asked["extra_body"],
         }
+        return self._post(body, "text/event-stream")
+
+    def question(self, prompt: dict[str, Any], top: int) -> bytes:
+        """The complete HTTP request of one fixed prompt; `top` 0 asks for no logprobs."""
+        body = {
+            "prompt": prompt["text"],
+            "max_tokens": prompt["max_tokens"],
+            "temperature": 0,
+            "seed": ANSWERS_SEED,
+            **({"logprobs": top} if top else {}),
+            **({} if self.asked["model"] is None else {"model": self.asked["model"]}),
+            **self.asked["extra_body"],
+        }
+        return self._post(body, "application/json")
+
+    def _post(self, body: dict[str, Any], accept: str) -> bytes:
         text = json.dumps(body, separators=(",", ":")).encode()
         head = (
             f"POST {self.prefix}{self.asked['endpoint']} HTTP/1.1\r\nHost: {self.netloc}\r\n"
-            f"Accept: text/event-stream\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n"
+            f"Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n"
             f"{self._authorization}Connection: close\r\n\r\n"
         )
         return head.encode("latin-1") + text
@@ -402,6 +463,11 @@ class Transcript:
             self._finish_seen = self._finish_seen or finished
             if choice.get("text") or not finished:
                 self.stamps.append(at)
+
+    @property
+    def body(self) -> bytes:
+        """What came of a body that is not an event stream."""
+        return self._body
 
     def kind(self) -> str:
         """`ok`, or the kind of failure that the response shows."""
@@ -1373,6 +1439,146 @@ def counter_deltas(before: dict[str, float] | None, after: dict[str, float] | No
     return {name: after[name] - before[name] for name in sorted(set(before) & set(after))}
 
 
+# --- the answers -------------------------------------------------------------------------------------------------
+
+
+class CutOff(Exception):
+    """Our own deadline passed before an answer was there, which says nothing about the server."""
+
+
+class Asker:
+    """Asks the fixed prompts, a few at a time, each once; live handle of the threads that do it.
+
+    Threads are enough: nothing is measured any more. They are abandoned, not awaited, when the run must end.
+    """
+
+    def __init__(self, job: Job, wanted: dict[str, Any], deadline: float) -> None:
+        self._job, self._top, self._deadline = job, wanted["top"], deadline
+        self._prompts = wanted["prompts"]
+        self._left = collections.deque(self._prompts)
+        self._given: dict[str, dict[str, Any]] = {}
+        self._error: str | None = None
+        count = min(wanted["at_once"], job.concurrency, len(self._prompts))
+        self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(count)]
+
+    def ask(self, stopped: Callable[[], str | None]) -> dict[str, Any]:
+        """The answers in the order of the prompts; `stopped` says why to end early."""
+        began = clock()
+        for thread in self._threads:
+            thread.start()
+        while self._error is None and any(thread.is_alive() for thread in self._threads):
+            self._error = stopped()
+            time.sleep(TICK_S)
+        given = dict(self._given)
+        return {
+            "asked": len(self._prompts),
+            "at_once": len(self._threads),
+            "duration_s": rounded(clock() - began),
+            "given": [given[prompt["id"]] for prompt in self._prompts if prompt["id"] in given],
+            "error": self._error,
+        }
+
+    def _ask_on(self) -> None:
+        try:
+            while self._left and self._error is None:
+                prompt = self._left.popleft()
+                self._given[prompt["id"]] = {"id": prompt["id"], **self._answer(prompt)}
+        except IndexError:
+            return  # another thread took the last prompt
+        except CutOff as cut:
+            self._error = str(cut)
+        except Exception as err:  # nothing may spoil the measurement, which is complete
+            self._error = f"{type(err).__name__}: {err}"
+
+    def _answer(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """What the server said; a server that refuses logprobs is asked again without them."""
+        said = self._exchange(self._job.question(prompt, self._top))
+        if self._top and said.head is not None and said.head.status != 200:
+            said = self._exchange(self._job.question(prompt, 0))
+        if said.fault or said.head is None:
+            return {"error": said.fault or "connection closed without an answer"}
+        if said.head.status != 200 or is_error_body(said.body):
+            return {"error": f"HTTP {said.head.status}: {said.body[:200].decode('utf-8', 'replace')}"}
+        return read_answer(said.body)
+
+    def _exchange(self, payload: bytes) -> Transcript:
+        """One request and all of its response, on a connection of its own."""
+        said = Transcript()
+        until = min(self._deadline, clock() + self._job.request_deadline_s)
+        try:
+            with socket.socket(self._job.family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(seconds_until(until))
+                sock.connect(self._job.address)
+                sock.sendall(payload)
+                while not said.closed_tidily and not said.fault:
+                    sock.settimeout(seconds_until(until))
+                    data = sock.recv(READ_BYTES)
+                    if not data:
+                        break
+                    said.feed(data, clock())
+        except socket.timeout:  # noqa: UP041 - not yet TimeoutError in the oldest Python here
+            if clock() >= self._deadline:
+                raise CutOff(STOPS[DEADLINE]) from None
+            said.fault = f"no answer within {self._job.request_deadline_s:g} s"
+        except OSError as err:
+            said.fault = f"{type(err).__name__}: {err}"
+        return said
+
+
+def seconds_until(moment: float) -> float:
+    """Seconds left; raises socket.timeout when there are none."""
+    left = moment - clock()
+    if left <= 0:
+        raise socket.timeout  # noqa: UP041 - as above
+    return left
+
+
+def read_answer(body: bytes) -> dict[str, Any]:
+    """Text, tokens, logprobs and likeliest alternatives of a completion, in either of the forms that servers use.
+
+    llama.cpp lists `content` with one object for each token; vLLM and SGLang give OpenAI's older parallel lists.
+    """
+    try:
+        choice = json.loads(body)["choices"][0]
+        text, told = choice["text"], choice.get("logprobs") or {}
+        if not isinstance(text, str):
+            raise TypeError(f"text is {text!r}")
+        if told.get("content") is not None:
+            steps = told["content"]
+            tokens = [token_name(step) for step in steps]
+            logprobs = [step.get("logprob") for step in steps]
+            tops = [{token_name(top): top.get("logprob") for top in step.get("top_logprobs") or ()} for step in steps]
+        else:
+            tokens = [str(token) for token in told.get("tokens") or ()]
+            logprobs = told.get("token_logprobs") or [None] * len(tokens)
+            tops = [top or {} for top in told.get("top_logprobs") or [None] * len(tokens)]
+        if not len(tokens) == len(logprobs) == len(tops):
+            raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} logprobs and {len(tops)} alternatives")
+        # a token that was drafted, not computed, comes with probability 1 and no alternatives
+        sure = [bool(top) or value != 0 for value, top in zip(logprobs, tops)]  # noqa: B905 - as above
+        return {
+            "text": text,
+            "tokens": tokens,
+            "logprobs": [logprob(v) if known else None for v, known in zip(logprobs, sure)],  # noqa: B905 - as above
+            "tops": [{name: logprob(v) for name, v in top.items() if logprob(v) is not None} for top in tops],
+        }
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as err:
+        return {"error": f"not a completion ({type(err).__name__}: {err}): {body[:200].decode('utf-8', 'replace')}"}
+
+
+def token_name(step: dict[str, Any]) -> str:
+    """A token as text; by its id where it has no text of its own, as an end mark or a part of a character."""
+    text = step.get("token")
+    if isinstance(text, str) and text and "\ufffd" not in text:
+        return text
+    return f"#{step['id']}" if "id" in step else str(text)
+
+
+def logprob(value: Any) -> float | None:
+    """A logarithm of a probability, rounded; None for what is none."""
+    return rounded(float(value), 4) if isinstance(value, (int, float)) else None
+
+
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
@@ -1440,7 +1646,21 @@ class Bench:
             "telemetry": Telemetry([first, *samples, last], self.job.asked["sample_interval_s"]).figures(),
             "server_counters": counters,
         }
-        return self._result(reports, measured, limits, warmup, stopped, trouble)
+        result = self._result(reports, measured, limits, warmup, stopped, trouble)
+        refusal = result["stopped_early"] or (None if result["completed"] else "no request was completed")
+        return {**result, "answers": self._answers(refusal)}
+
+    def _answers(self, refusal: str | None) -> dict[str, Any] | None:
+        """The fixed prompts and what was said to them; None where none were wanted."""
+        if self.job.answers is None:
+            return None
+        if refusal:
+            return {"error": f"not asked: {refusal}"}
+        try:
+            asker = Asker(self.job, self.job.answers, self._began + self.job.asked["run_deadline_s"])
+            return asker.ask(lambda: STOPS[TERMINATED] if self._terminated else None)
+        except Exception as err:  # the measurement is complete, whatever happens here
+            return {"error": f"{type(err).__name__}: {err}"}
 
     def _crew(self, phase: str, requests: int) -> Crew:
         crew = Crew(self.job, phase, requests)
@@ -1514,7 +1734,142 @@ class Bench:
             **measured,
             "stopped_early": stopped,
             "requests": [request_row(outcome, began) for outcome in outcomes],
+            "answers": None,
             "error": error,
+        }
+
+
+class Escort:
+    """Another program's run in our folder: its output goes to a file, its whole group ends with it; a live handle.
+
+    It is read only for two marks, which tell when the program begins and ends what it measures.
+    """
+
+    def __init__(self, job: Job, wanted: dict[str, Any]) -> None:
+        stale = [name for name in (wanted["printed"], *wanted["fresh"]) if os.path.exists(name)]
+        if stale:
+            raise FileExistsError(f"left from an earlier run: {', '.join(stale)}")
+        environment = {**os.environ, **wanted["environment"], "PYTHONUNBUFFERED": "1"}
+        environment.update(dict.fromkeys(wanted["key_variables"] if job.key else (), job.key))
+        parent = os.getpid()
+        self._printed = open(wanted["printed"], "w+b")  # noqa: SIM115 - closed in `end`
+        self._process = subprocess.Popen(
+            wanted["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        self._marks = {name: wanted[name].encode() for name in ("begin", "end") if wanted[name]}
+        self._unread = b""
+        self._place = 0
+        self._kill_at: float | None = None
+
+    def seen(self) -> set[str]:
+        """The marks that have come since the last look."""
+        while fresh := os.pread(self._printed.fileno(), READ_BYTES, self._place):
+            self._place += len(fresh)
+            self._unread += fresh
+        found = {name for name, mark in self._marks.items() if mark in self._unread}
+        self._unread = self._unread[-max((len(mark) for mark in self._marks.values()), default=1) :]
+        for name in found:
+            del self._marks[name]
+        return found
+
+    def ended(self) -> bool:
+        """Whether the program is over."""
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """Asks the program's group to end; what is left 5 s later is killed. To be called again until it has ended."""
+        number = signal.SIGTERM if self._kill_at is None else signal.SIGKILL
+        if self._kill_at is None or clock() >= self._kill_at:
+            self._kill_at = clock() + 5.0
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def end(self) -> int:
+        """Leaves nothing of the group behind; exit code of the program, negative for a signal.
+
+        The last words of one that failed are said again, to whoever reads our own errors.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if code:
+            size = os.fstat(self._printed.fileno()).st_size
+            last = os.pread(self._printed.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+            sys.stderr.write(last.decode("utf-8", "replace"))
+        self._printed.close()
+        return code
+
+
+class EscortedBench(Bench):
+    """A run that another program makes: our warm-up, its run with our readings beside it, our fixed prompts."""
+
+    def run(self) -> dict[str, Any]:
+        """The readings; what the program found stands in its own files."""
+        limits = raise_open_files(2 * self.job.concurrency + 256)
+        warmup = self._warm_up()
+        stopped: str | None = warmup["stopped_early"] if warmup else None
+        watched = {} if stopped else self._escorted()
+        stopped = stopped or watched.pop("stopped_early")
+        refusal = stopped or watched.get("error") or (f"exit code {watched['exit']}" if watched.get("exit") else None)
+        return {
+            "schema": SCHEMA,
+            "run_id": self.job.asked["run_id"],
+            "request": self.job.asked,
+            "warmup": warmup,
+            "limits": limits,
+            "exit": None,
+            "telemetry": None,
+            "counters": None,
+            "error": None,
+            **watched,
+            "stopped_early": stopped,
+            "answers": self._answers(refusal),
+        }
+
+    def _escorted(self) -> dict[str, Any]:
+        assert self.job.escort is not None
+        counters = {"before": self.job.server_counters()}
+        self._sampler = Sampler(self.job)
+        probe = Probe(self.job, os.getpid())
+        readings = {"start": probe.read()}
+        began_unix = time.time()
+        try:
+            escort = Escort(self.job, self.job.escort)
+        except OSError as err:
+            self._sampler.stop()
+            return {"error": f"the client could not be started: {err}", "stopped_early": None}
+        stopped: str | None = None
+        while not escort.ended():
+            self._tick()
+            for mark in escort.seen():
+                readings[mark] = probe.read()
+                if mark == "begin":
+                    counters[mark] = self.job.server_counters()
+            if self._board.stop:
+                stopped = STOPS[self._board.stop]
+                escort.stop()
+            time.sleep(TICK_S)
+        if "begin" in readings:
+            readings.update(dict.fromkeys(escort.seen(), probe.read()))
+        readings["over"] = probe.read()
+        code = escort.end()
+        counters["after"] = self.job.server_counters()
+        first, last = readings.get("begin", readings["start"]), readings.get("end", readings["over"])
+        samples = [s for s in self._sampler.stop() if first["at"] < s["at"] < last["at"]]
+        return {
+            "started_at_unix": rounded(began_unix),
+            "wall_s": rounded(readings["over"]["at"] - readings["start"]["at"]),
+            "marks": sorted(set(readings) & {"begin", "end"}),
+            "exit": code,
+            "telemetry": Telemetry([first, *samples, last], self.job.asked["sample_interval_s"]).figures(),
+            "counters": counters,
+            "stopped_early": stopped,
         }
 
 
@@ -1547,12 +1902,13 @@ def main() -> NoReturn:
     except BadRequest as err:
         print(f"stream_client: {err}", file=sys.stderr)
         sys.exit(2)
-    bench = Bench(job, args.progress)
+    bench = Bench(job, args.progress) if job.escort is None else EscortedBench(job, None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, bench.terminate)
     result = bench.run()
     write_atomically(args.result, json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n", durable=True)
-    sys.exit(143 if result["stopped_early"] == STOPS[TERMINATED] else 0)
+    ends = (result["stopped_early"], (result["answers"] or {}).get("error"))
+    sys.exit(143 if STOPS[TERMINATED] in ends else 0)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,26 @@
 from tools.facts.base import Fact, ask, decode
 from tools.facts.cpu import BusyFact, BusyFacts
 from tools.facts.folder import Folder, FolderFact
-from tools.facts.machine import Disk, DiskFact, Gpu, GpuFact, GpuFacts, Machine, MachineFact, Memory, MemoryFact
+from tools.facts.machine import (
+    ComputeFact,
+    Disk,
+    DiskFact,
+    Gpu,
+    GpuFact,
+    GpuFacts,
+    Machine,
+    MachineFact,
+    Memory,
+    MemoryFact,
+)
+from tools.facts.model import ModelFact, model_named
 from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts
 from tools.facts.process import DescendantsFact, ProcessFact, ProcessFacts
 
 __all__ = [
     "BusyFact",
     "BusyFacts",
+    "ComputeFact",
     "ConnectionsFact",
     "DescendantsFact",
     "Disk",
@@ -26,9 +39,11 @@ __all__ = [
     "MachineFact",
     "Memory",
     "MemoryFact",
+    "ModelFact",
     "PortFacts",
     "ProcessFact",
     "ProcessFacts",
     "ask",
     "decode",
+    "model_named",
 ]

@@ -183,22 +183,8 @@ class GpuFact(Fact[GpuFacts]):
     deadline_s: int = 15
 
     def command(self) -> str:
-        """nvidia-smi runs beside the shell and is left behind when it hangs: in state D even KILL does not end it."""
-        return f"""
-command -v nvidia-smi >/dev/null || {{ echo absent; exit 0; }}
-out=$(mktemp) || exit 1
-trap 'rm -f "$out"' EXIT
-nvidia-smi --query-gpu={",".join(GPU_FIELDS)} --format=csv,noheader,nounits </dev/null >"$out" 2>&1 &
-tries=0
-while kill -0 $! 2>/dev/null; do
-  tries=$((tries + 1))
-  if [ $tries -gt {self.deadline_s * 10} ]; then kill -9 $!; echo hung; exit 0; fi
-  sleep 0.1 2>/dev/null || {{ sleep 1; tries=$((tries + 9)); }}
-done
-wait $!
-echo "exit $?"
-cat "$out"
-"""
+        """See `_query`."""
+        return _query(GPU_FIELDS, self.deadline_s)
 
     def parse(self, output: bytes) -> GpuFacts:
         """Rows of comma-separated values after the exit code."""
@@ -211,6 +197,46 @@ cat "$out"
             return GpuFacts(error=f"nvidia-smi failed ({head}): {body.strip()[-1000:]}")
         rows = csv.reader(io.StringIO(body), skipinitialspace=True)
         return GpuFacts(gpus=tuple(_gpu(dict(zip(GPU_FIELDS, row, strict=True))) for row in rows if row))
+
+
+@dataclass(frozen=True)
+class ComputeFact(Fact[float | None]):
+    """The least compute capability of the GPUs, for example 9.0; None without one, or where the driver cannot tell.
+
+    Asked by itself: a driver that does not know the field refuses the whole query.
+    """
+
+    deadline_s: int = 15
+
+    def command(self) -> str:
+        """See `_query`."""
+        return _query(("compute_cap",), self.deadline_s)
+
+    def parse(self, output: bytes) -> float | None:
+        """One number a line after the exit code."""
+        head, _, body = as_text(output).partition("\n")
+        found = [_number(line) for line in body.splitlines() if line.strip()] if head == "exit 0" else []
+        told = [value for value in found if value is not None]
+        return min(told) if told else None
+
+
+def _query(fields: tuple[str, ...], deadline_s: int) -> str:
+    """nvidia-smi runs beside the shell and is left behind when it hangs: in state D even KILL does not end it."""
+    return f"""
+command -v nvidia-smi >/dev/null || {{ echo absent; exit 0; }}
+out=$(mktemp) || exit 1
+trap 'rm -f "$out"' EXIT
+nvidia-smi --query-gpu={",".join(fields)} --format=csv,noheader,nounits </dev/null >"$out" 2>&1 &
+tries=0
+while kill -0 $! 2>/dev/null; do
+  tries=$((tries + 1))
+  if [ $tries -gt {deadline_s * 10} ]; then kill -9 $!; echo hung; exit 0; fi
+  sleep 0.1 2>/dev/null || {{ sleep 1; tries=$((tries + 9)); }}
+done
+wait $!
+echo "exit $?"
+cat "$out"
+"""
 
 
 def _gpu(row: dict[str, str]) -> Gpu:

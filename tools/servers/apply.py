@@ -12,9 +12,9 @@ from tools.servers.base import FlagTable, ServerAdapter
 def applied(adapter: ServerAdapter, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
     """The changed spec; PolicyRefused with the reason of the first change that cannot be carried."""
     for change in changes:
-        if isinstance(change, HotCall):
-            raise refusal(adapter, change, "this server's configuration cannot be changed while it runs")
         reason = adapter.check_change(change, known)
+        if isinstance(change, HotCall):
+            raise refusal(adapter, change, reason or "no configuration of a running server is changed")
         if reason is None and isinstance(change, EnvChange):
             reason = overruled(spec, change, known)
         if reason is not None:

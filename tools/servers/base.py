@@ -7,6 +7,7 @@ returns is data: argv to be executed by a service adapter, requests to be sent b
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -16,7 +17,8 @@ from pydantic import Field
 from state.errors import ServerError
 from state.models import Change, FlagChange, Frozen, LaunchSpec
 
-FlagType = Literal["int", "float", "str", "choice", "flag"]
+FlagType = Literal["int", "size", "float", "str", "json", "choice", "flag"]
+"""`size`: an integer, possibly with a unit (`8k`)."""
 
 
 class KnownFlag(Frozen):
@@ -77,7 +79,11 @@ class HttpRequest(Frozen):
 
     id: str
     method: Literal["GET", "POST"] = "GET"
-    url: str
+    url: str = Field(description="http or https; tcp only connects, which counts as status 200")
+    command: tuple[str, ...] = Field(
+        default=(), description="run on the host instead of asking: its exit 0 counts as status 200, any other as 500"
+    )
+    proof: Literal["tokens", "answer"] = Field(default="tokens", description="what of the answer proves a live server")
     body: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     timeout_s: float = Field(default=10.0, gt=0)
@@ -114,7 +120,10 @@ class ServerAdapter(Protocol):
 
     @property
     def env_prefixes(self) -> tuple[str, ...]:
-        """Variables that start so are the engine's own: stored in clear and open to experiments."""
+        """Variables that start so are the engine's own: stored in clear and open to experiments.
+
+        An entry that ends with `=` is a whole name.
+        """
         ...
 
     @property
@@ -183,6 +192,10 @@ class ServerAdapter(Protocol):
         """A real completion (id `generate`), from token ids or text."""
         ...
 
+    def tokens(self, answer: HttpAnswer) -> int:
+        """How many tokens the answer to `generate_request` proves; 0 for anything that is no proof of life."""
+        ...
+
     def model_name(self, answers: Mapping[str, HttpAnswer]) -> str | None:
         """The name under which the server wants to be asked, from the answers to `health_requests`."""
         ...
@@ -219,6 +232,7 @@ VOLATILE_NAMES = frozenset(
     | {"LISTEN_PID", "MAINPID", "MANAGERPID", "WATCHDOG_PID"}
 )
 VOLATILE_PREFIXES = ("SSH_", "RATCHET_")
+SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
 KeyedHash = Callable[[str], str]
 
@@ -237,8 +251,14 @@ def is_volatile(name: str) -> bool:
 
 
 def in_clear(adapter: ServerAdapter, known: FlagTable, name: str) -> bool:
-    """Whether a variable is the engine's own and is not the twin of a secret flag."""
-    return name.startswith(adapter.env_prefixes) and known.variables.get(name) not in adapter.secret_flags
+    """Whether a variable is the engine's own, and neither the twin of a secret flag nor a secret by its name."""
+    own = f"{name}=".startswith(adapter.env_prefixes) and not names_secret(name)
+    return own and known.variables.get(name) not in adapter.secret_flags
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable holds a secret, judging by how its name ends."""
+    return SECRET_NAME.search(name) is not None
 
 
 def make_spec(

@@ -5,17 +5,27 @@ Pure: it returns the reason against a change, or None. It must not know any engi
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from state.models import EnvChange, FlagChange
-from tools.servers.base import FlagTable, KnownFlag
+from tools.servers.base import FlagTable, KnownFlag, names_secret
 
 CODE_LOADING = re.compile(r"PATH|LIBRAR|PRELOAD|INJECT|TOOL|DEBUG|LLDB")
 INT = re.compile(r"[+-]?\d+")
 FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+SIZE = re.compile(r"[+-]?\d+|\d+(\.\d+)?[kmgtKMGT]i?")
 NUMBER = {"int": INT, "float": FLOAT}
+
+
+def fixed_by_name(flag: KnownFlag, globs: Mapping[str, str]) -> str | None:
+    """Why no experiment may touch a flag, from reason → names (with * for anything); with a switch its negative."""
+    names = [name.removeprefix("--") for name in (flag.name, flag.opposite) if name]
+    wanted = ((reason, glob) for reason, listed in globs.items() for glob in listed.split())
+    return next((reason for reason, glob in wanted if any(fnmatchcase(name, glob) for name in names)), None)
 
 
 def check_flag(change: FlagChange, known: FlagTable, fixed: Mapping[str, str]) -> str | None:
@@ -71,9 +81,20 @@ def _check_part(flag: KnownFlag, part: str) -> str | None:
     if flag.type in NUMBER:
         fits = NUMBER[flag.type].fullmatch(part) and _within(float(part), flag.low, flag.high)
         return None if fits else wrong
+    if flag.type == "size":
+        return None if SIZE.fullmatch(part) else wrong
+    if flag.type == "json":
+        return None if _is_object(part) else wrong
     if re.match(r"-\D", part):
         return f"{flag.name}: {part!r} looks like another flag"
     return None if part.strip() else wrong
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _within(number: float, low: float | None, high: float | None) -> bool:
@@ -85,6 +106,10 @@ def expected(flag: KnownFlag) -> str:
     words = ", ".join(flag.choices or ())
     if flag.type == "choice":
         return f"one of {words}" if not flag.separator else f"a list of {words} joined by {flag.separator!r}"
+    if flag.type == "json":
+        return "a JSON object"
+    if flag.type == "size":
+        return "an integer, possibly with a unit such as k" + (f", or one of {words}" if words else "")
     if flag.type not in NUMBER:
         return "a text"
     noun = "an integer" if flag.type == "int" else "a number"
@@ -93,16 +118,25 @@ def expected(flag: KnownFlag) -> str:
 
 
 def check_env(
-    change: EnvChange, known: FlagTable, prefixes: Sequence[str], argument_prefix: str, fixed: Mapping[str, str]
+    change: EnvChange, known: FlagTable, prefixes: Sequence[str], argument_prefix: str | None, fixed: Mapping[str, str]
 ) -> str | None:
-    """Why a variable may not be set, or would be ignored; those under `argument_prefix` must be in the help."""
+    """Why a variable may not be set, or would be ignored; those under `argument_prefix` must be in the help.
+
+    `fixed` holds names of flags and of variables (which may end with *), with the reason.
+    """
     name = change.name
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return f"{name!r} is not the name of a variable"
-    if not name.startswith(tuple(prefixes)):
-        return f"{name} is not one of the engine's own variables ({', '.join(prefixes)}…)"
+    if not f"{name}=".startswith(tuple(prefixes)):
+        own = ", ".join(prefix.removesuffix("=") if prefix.endswith("=") else f"{prefix}…" for prefix in prefixes)
+        return f"{name} is not one of the engine's own variables ({own or 'none are declared'})"
+    closed = next((reason for glob, reason in fixed.items() if fnmatchcase(name, glob)), None)
+    if closed is not None:
+        return f"{name} is not open to experiments: {closed}"
+    if names_secret(name):
+        return f"{name} is not open to experiments: it holds a secret"
     flag = known.flags.get(known.variables.get(name, ""))
-    if flag is None and name.startswith(argument_prefix):
+    if flag is None and argument_prefix is not None and name.startswith(argument_prefix):
         nearest = FlagTable(flags={v: KnownFlag(name=v) for v in known.variables}).nearest(name)
         return f"this server does not read {name}" + (f"; the nearest is {nearest}" if nearest else "")
     if flag is not None and flag.name in fixed:

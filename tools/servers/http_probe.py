@@ -1,9 +1,10 @@
 """Asks the host's own server over HTTP: a single file for the host's python3, standard library only, no import of ours.
 
 Usage: `python3 http_probe.py [DEADLINE_S] < requests.json > answers.json`. In: a JSON list of objects with id, url and
-optionally method, body, headers, timeout_s, api_key_file. Out: a JSON list with one object for each, in order: id,
-status, text (bounded), cut, ms, error, detail. Requests go one after another, each on a connection of its own, without
-proxies or redirects. It must never wait longer than the deadline, and exits 0 whenever it could print.
+optionally method, body, headers, timeout_s, api_key_file, command. Out: a JSON list with one object for each, in order:
+id, status, text (bounded), cut, ms, error, detail. Requests go one after another, each on a connection of its own,
+without proxies or redirects. A tcp address is connected to, a command is run instead: both have a status 200 when they
+succeed. It must never wait longer than the deadline, and exits 0 whenever it could print.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -74,9 +77,35 @@ def open_connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnect
     return http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=timeout_s, context=context), path
 
 
+def connect(url: str, timeout_s: float) -> None:
+    """Opens a TCP connection and closes it again."""
+    parts = urlsplit(url)
+    if not parts.hostname or not parts.port:
+        raise Refused("request", f"not a tcp address with a port: {url}")
+    socket.create_connection((parts.hostname, parts.port), timeout=timeout_s).close()
+
+
+def run(command: list[str], answer: dict[str, Any], opened: list[Any]) -> None:
+    """Runs a command in a process group of its own, without input; what it printed is the answer's text."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    opened.append(process)
+    said = process.communicate()[0]
+    text = said[:MAX_TEXT_BYTES].decode("utf-8", "replace")
+    answer.update(status=500 if process.returncode else 200, text=text, cut=len(said) > MAX_TEXT_BYTES)
+
+
 def exchange(request: dict[str, Any], timeout_s: float, answer: dict[str, Any], opened: list[Any]) -> None:
     """Sends one request and fills the answer in; `opened` lets the caller cut a connection that hangs."""
     try:
+        if request.get("command"):
+            run(request["command"], answer, opened)
+            return
+        if request["url"].startswith("tcp:"):
+            connect(request["url"], timeout_s)
+            answer.update(status=200, text="", cut=False)
+            return
         headers = dict(request.get("headers") or {})
         if request.get("api_key_file"):
             headers.update(key_header(request["api_key_file"]))
@@ -115,7 +144,12 @@ def ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
 def hang_up(opened: list[Any]) -> None:
     """Ends a hanging exchange, so that the server stops working for nobody."""
     for connection in opened:
-        if connection.sock is not None:
+        if isinstance(connection, subprocess.Popen):
+            try:
+                os.killpg(connection.pid, signal.SIGKILL)
+            except OSError:
+                return
+        elif connection.sock is not None:
             try:
                 connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:

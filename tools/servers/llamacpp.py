@@ -6,20 +6,17 @@ What was learned from llama.cpp's `common/arg.cpp` and from trials with build 11
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import cache
 from typing import ClassVar
 
 from state.errors import ServerError
 from state.models import Change, EnvChange, FlagChange, LaunchSpec
 from tools.servers import argv as words
-from tools.servers import checks, llamacpp_help
+from tools.servers import checks, completions, llamacpp_help
 from tools.servers import llamacpp_state as state
 from tools.servers.apply import applied
-from tools.servers.base import FlagTable, HttpAnswer, HttpRequest, Reading
+from tools.servers.base import FlagTable, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SYNTAX = words.Syntax(
     underscores=True,
@@ -156,30 +153,23 @@ class LlamaCpp:
         api_key_file: str | None = None,
     ) -> HttpRequest:
         """A deterministic completion that cannot end early and does not lean on the prompt cache."""
-        body = {
-            "model": model,
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "cache_prompt": False,
-            "stream": False,
-        }
-        return HttpRequest(
-            id="generate",
-            method="POST",
-            url=f"{base_url}/v1/completions",
-            body=json.dumps(body),
-            headers={"Content-Type": "application/json"},
+        return completions.completion_request(
+            base_url,
+            model,
+            prompt,
+            max_tokens=max_tokens,
             timeout_s=timeout_s,
             api_key_file=api_key_file,
+            cache_prompt=False,
         )
+
+    def tokens(self, answer: HttpAnswer) -> int:
+        """See `ServerAdapter.tokens`."""
+        return completions.completion_tokens(answer)
 
     def model_name(self, answers: Mapping[str, HttpAnswer]) -> str | None:
         """The first id of /v1/models."""
-        models = state.json_of(answers, "models").get("data") or [{}]
-        name = models[0].get("id")
-        return name if isinstance(name, str) else None
+        return completions.first_name(answers)
 
     def is_loading(self, answer: HttpAnswer) -> bool:
         """503 with its own words; any other 503 is not loading."""
@@ -206,19 +196,13 @@ class LlamaCpp:
         return state.remarks(log)
 
 
-@cache
-def _fixed(name: str, section: str) -> str | None:
-    if section == SAMPLING_SECTION and name != "--backend-sampling":
-        return ANSWERS
-    wanted = ((reason, glob) for reason, globs in FIXED_NAMES.items() for glob in globs.split())
-    return next((reason for reason, glob in wanted if fnmatchcase(name, f"--{glob}")), None)
-
-
 def fixed_flags(known: FlagTable) -> dict[str, str]:
     """Flags of this server that no experiment may touch, with the reason."""
-    fixed = {}
-    for flag in known.flags.values():
-        reason = _fixed(flag.name, flag.section) or (_fixed(flag.opposite, "") if flag.opposite else None)
-        if reason is not None:
-            fixed[flag.name] = reason
-    return fixed
+    reasons = {flag.name: _fixed(flag) for flag in known.flags.values()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _fixed(flag: KnownFlag) -> str | None:
+    if flag.section == SAMPLING_SECTION and flag.name != "--backend-sampling":
+        return ANSWERS
+    return checks.fixed_by_name(flag, FIXED_NAMES)

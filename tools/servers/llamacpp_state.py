@@ -6,14 +6,13 @@ the start log is read too.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from state.errors import ServerError
 from state.models import LaunchSpec
+from tools.servers import completions
 from tools.servers.base import HttpAnswer, asked
 
 TWINS = {
@@ -48,7 +47,7 @@ def counters(answers: Mapping[str, HttpAnswer]) -> dict[str, float]:
     if metrics is not None and metrics.ok:
         found = re.findall(r"^llamacpp:((?:\w+_tokens|tokens_predicted|n_decode)_total) (\S+)$", metrics.text, re.M)
         return {name: float(value) for name, value in found}
-    slots = json_of(answers, "slots").get("", [])
+    slots = completions.json_of(answers, "slots").get("", [])
     progress = ("n_prompt_tokens", "n_prompt_tokens_processed")
     return {f"slot {slot['id']} {key}": float(slot[key]) for slot in slots for key in progress if key in slot}
 
@@ -60,17 +59,17 @@ def in_flight(answers: Mapping[str, HttpAnswer]) -> int | None:
         found = re.findall(r"^llamacpp:requests_(?:processing|deferred) (\S+)$", metrics.text, re.M)
         if found:
             return int(sum(map(float, found)))
-    slots = json_of(answers, "slots").get("")
+    slots = completions.json_of(answers, "slots").get("")
     return None if slots is None else sum(bool(slot.get("is_processing")) for slot in slots)
 
 
 def effective(answers: Mapping[str, HttpAnswer], log: str) -> dict[str, str]:
     """From /props and /slots, and from the start log where those say nothing."""
     facts = _from_log(log)
-    props = json_of(answers, "props")
+    props = completions.json_of(answers, "props")
     if props:
         facts |= _from_props(props)
-    slots = json_of(answers, "slots").get("", [])
+    slots = completions.json_of(answers, "slots").get("", [])
     if slots:
         facts["info:speculative"] = str(any(slot.get("speculative") for slot in slots)).lower()
     return facts
@@ -101,23 +100,6 @@ def number_asked(spec: LaunchSpec, name: str) -> int:
     """The same as C++'s std::stoi reads it, trailing text ignored; 0 where nothing is asked for."""
     found = re.match(r"\s*[+-]?\d+", asked_for(spec, name) or "")
     return int(found[0]) if found else 0
-
-
-def json_of(answers: Mapping[str, HttpAnswer], name: str) -> dict[str, Any]:
-    """An answer's JSON object, a list under the key "", {} where there is no good answer."""
-    answer = answers.get(name)
-    if answer is None or not answer.ok:
-        return {}
-    try:
-        value = json.loads(answer.text)
-    except ValueError as wrong:
-        raise ServerError(
-            f"the server's answer to {name!r} is not JSON",
-            where={"status": answer.status, "error": wrong},
-            tail=answer.text[:2000],
-            do="check that the port belongs to a llama.cpp server",
-        ) from wrong
-    return value if isinstance(value, dict) else {"": value}
 
 
 def _from_props(props: Mapping[str, Any]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def judge(
     after: Mapping[str, HttpAnswer],
 ) -> Liveness:
     """The liveness that answers show; pure."""
-    tokens = completion_tokens(generated)
+    tokens = adapter.tokens(generated)
     if tokens:
         return Liveness(state="alive", reason=f"generated {tokens} token(s)", tokens=tokens, ms=generated.ms)
     if adapter.is_loading(generated):
@@ -119,17 +119,6 @@ def judge(
     if waited and moved:
         return Liveness(state="busy", reason=f"no completion in time, but {', '.join(moved)} moved")
     return Liveness(state="dead", reason=_why_dead(generated, before.get("health"), bool(old and new)))
-
-
-def completion_tokens(answer: HttpAnswer) -> int:
-    """How many tokens an OpenAI-style completion holds; 0 for anything else, an error in a 200 included."""
-    if not answer.ok:
-        return 0
-    try:
-        value = json.loads(answer.text)
-        return max(0, int(value["usage"]["completion_tokens"])) if value["choices"] else 0
-    except (ValueError, KeyError, TypeError):
-        return 0
 
 
 def _why_dead(generated: HttpAnswer, health: HttpAnswer | None, counted: bool) -> str:

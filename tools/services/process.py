@@ -17,6 +17,7 @@ from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PLACEHOLDER = re.compile(r"«secret:[^»]*»")
 SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
 """Variables that bash or dash refuse to have set, or set themselves."""
 ULIMITS = {
@@ -71,16 +72,18 @@ class BareProcess:
 
 
 def revealed(text: str, secrets: dict[str, str]) -> str:
-    """A placeholder's value, any other text as it is. Raises ServerError when the value is not on the host any more."""
-    if not text.startswith("«secret:"):
-        return text
-    if text not in secrets:
-        raise ServerError(
-            "a secret of the original launch is not in the host's secrets file any more",
-            where={"placeholder": text},
-            do="start the original server by hand; its environment cannot be rebuilt from here",
-        )
-    return secrets[text]
+    """The text with the value of each placeholder in it, as in `--api-key=«secret:…»`.
+
+    Raises ServerError when a value is not on the host any more.
+    """
+    for placeholder in PLACEHOLDER.findall(text):
+        if placeholder not in secrets:
+            raise ServerError(
+                "a secret of the original launch is not in the host's secrets file any more",
+                where={"placeholder": placeholder},
+                do="start the original server by hand; its environment cannot be rebuilt from here",
+            )
+    return PLACEHOLDER.sub(lambda found: secrets[found[0]], text)
 
 
 def _shell_holds(name: str) -> bool:
