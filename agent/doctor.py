@@ -22,6 +22,7 @@ from agent.policy import (
 from agent.room import refuse_no_room_here, refuse_no_room_there
 from state.errors import HostError, PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
+from tools.services.finding import UNVERIFIED
 from tools.target import Target
 
 
@@ -108,7 +109,7 @@ async def _client(target: Target) -> Check:
 
 
 def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:
-    checks = []
+    checks = [_service(adoption)]
     if adoption.reproducible:
         text = "command, directory, user and environment can be reproduced"
         checks.append(Check(name="restorable", status="ok", text=text))
@@ -126,6 +127,14 @@ def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:
     status: Literal["ok", "failed"] = "failed" if broken else "ok"
     checks.append(Check(name="constraints", status=status, text="; ".join(broken) or "kept by what runs now"))
     return checks
+
+
+def _service(adoption: Adoption) -> Check:
+    doubt = UNVERIFIED.get(adoption.holder.scope)
+    if doubt is None:
+        return Check(name="service", status="ok", text=f"held by {adoption.holder}")
+    do = "watch the first experiment, or set policy.max_disruption to hot"
+    return Check(name="service", status="warning", text=f"held by {adoption.holder}, unverified: {doubt}", do=do)
 
 
 async def _quiet(target: Target, config: SessionConfig) -> Check:

@@ -629,6 +629,23 @@ class ValidityRule(Frozen):
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
 
 
+class Holder(Frozen):
+    """What keeps the adopted process alive, and what stops and starts it: nobody, a unit of systemd, a container."""
+
+    kind: Literal["process", "systemd", "container"] = Field(default="process", description="process: nobody holds it")
+    scope: Literal["", "system", "user", "docker", "podman"] = Field(default="", description="which manager or engine")
+    name: str = Field(default="", description="of the unit or the container")
+    id: str = Field(default="", description="of the container that was found; a name can be given to another one")
+    sudo: bool = Field(default=False, description="the login reaches the manager by `sudo -n`")
+
+    def __str__(self) -> str:
+        if self.kind == "process":
+            return "nobody: a bare process"
+        if self.kind == "systemd":
+            return f"the {self.scope} unit {self.name}"
+        return f"the {self.scope} container {self.name}"
+
+
 class Adoption(Frozen):
     """The one server that the session file names, as it was found; from here on Ratchet owns its restarts."""
 
@@ -638,6 +655,7 @@ class Adoption(Frozen):
     hardware: str = ""
     reproducible: bool = True
     obstacles: tuple[str, ...] = ()
+    holder: Holder = Holder()
 
 
 Trial.model_rebuild()

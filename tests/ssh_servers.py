@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -171,8 +171,10 @@ class SshServer:
 
 
 @contextlib.contextmanager
-def openssh(folder: Path, *options: str, home: Path | None = None) -> Iterator[SshServer]:
+def openssh(folder: Path, *options: str, home: Path | None = None, within: Sequence[str] = ()) -> Iterator[SshServer]:
     """A real sshd as our child, for the current user; `options` are extra lines of sshd_config.
+
+    `within` are words before its command line, such as those that enter a namespace.
 
     Commands get `home` (by default an empty folder) for HOME, so that nobody's login files are read.
     """
@@ -204,7 +206,7 @@ def openssh(folder: Path, *options: str, home: Path | None = None) -> Iterator[S
     ]
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        process = subprocess.Popen([*within, SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
     await_port(port, process, folder / "log")
     with SshServer(folder, process, port, pwd.getpwuid(os.getuid()).pw_name) as server:
         yield server

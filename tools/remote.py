@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import re
 import secrets as randomness
 import shlex
 import time
@@ -21,12 +20,12 @@ from typing import TypeVar
 from pydantic import Field
 
 from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafety, ServerError, ServerNotFound
-from state.models import Adoption, Change, Failure, Frozen, LaunchSpec, ProcessId
+from state.models import Adoption, Change, Failure, Frozen, Holder, LaunchSpec, ProcessId
 from tools import jobs, lease
 from tools.benches import builtin
 from tools.benches.base import BenchClient, Place
 from tools.benches.builtin import Builtin
-from tools.diagnose import FailureClass, diagnose
+from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
     ComputeFact,
@@ -48,7 +47,12 @@ from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
 from tools.services.base import Service, StopJobs
+from tools.services.container import InContainer, in_place_sh
+from tools.services.container_options import Container
+from tools.services.finding import find, find_again
+from tools.services.held import MARK, launch_of
 from tools.services.process import BareProcess, revealed
+from tools.services.systemd import SystemdUnit
 from tools.shell import CHUNK_BYTES, Host, quote
 from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
@@ -98,7 +102,9 @@ class RemoteTarget:
         self.hash_key = randomness.token_bytes(KEY_BYTES)
         self.secrets: dict[str, str] = {}
         self.adopted: ProcessId | None = None
-        self.adopted_fingerprint = ""
+        self.original: LaunchSpec | None = None
+        self.holder = Holder()
+        self.container: Container | None = None
         self.prepared = False
         self.session_id = ""
         self.holders = ""
@@ -121,7 +127,8 @@ class RemoteTarget:
         """
         await self.look_around()
         if earlier is not None:
-            self.adopted, self.adopted_fingerprint = earlier.process, earlier.spec.fingerprint
+            self.adopted, self.original, self.holder = earlier.process, earlier.spec, earlier.holder
+            self.container = await find_again(self.host, self.holder)
         place = shlex.quote(self.root)
         await self.host.check(f"umask 077 && mkdir -p {place}/jobs && chmod 700 {place}")
         await self.host.put(f"{self.root}/stream_client.py", builtin.source(), 0o600)
@@ -207,7 +214,7 @@ class RemoteTarget:
             key=key,
             fingerprint=known_good.fingerprint,
             adopted=self.adopted,
-            adopted_is_good=known_good.fingerprint == self.adopted_fingerprint,
+            adopted_is_good=self.original is not None and known_good.fingerprint == self.original.fingerprint,
             launch_script=service.launch_script(known_good, self.secrets, key),
             operations=(runs, *service.plan(self.adopted, key)),
             python=self.settings.python,
@@ -233,13 +240,14 @@ class RemoteTarget:
                 where={"host": self.host.name, "url": self.settings.url},
                 do="start the server, or correct server.url in the session file",
             )
+        found = await find(self.host, facts, machine)
+        self.holder, self.container = found.holder, found.container
         declared = await self._declare(facts)
         if self.prepared:
             self.secrets |= declared.secrets
             await self.host.put(f"{self.root}/secrets.json", json.dumps(self.secrets).encode())
-        self.adopted, self.adopted_fingerprint = facts.process, declared.spec.fingerprint
-        cgroups = [(await self.host.run(f"cat /proc/{of}/cgroup")).text for of in (facts.process.pid, "self")]
-        obstacles = _obstacles(facts, machine, *map(manager_of, cgroups))
+        self.adopted, self.original = facts.process, declared.spec
+        obstacles = (*_obstacles(facts, machine, found.holder), *found.obstacles)
         return Adoption(
             process=facts.process,
             spec=declared.spec,
@@ -247,6 +255,7 @@ class RemoteTarget:
             hardware=await self._hardware(machine),
             reproducible=not obstacles,
             obstacles=obstacles,
+            holder=found.holder,
         )
 
     async def room(self) -> Room:
@@ -302,10 +311,10 @@ class RemoteTarget:
         try:
             declared = await self._declare(facts)
         except ServerError as error:
-            if self._is_foreign(facts):
+            if await self._is_foreign(facts):
                 raise self._foreign(facts) from error
             raise
-        return Serving(process=facts.process, key=self._launch_key(facts), spec=declared.spec)
+        return Serving(process=facts.process, key=await self._launch_key(facts), spec=declared.spec)
 
     async def trouble(self) -> str | None:
         """See `Target.trouble`."""
@@ -354,7 +363,7 @@ class RemoteTarget:
         if (await jobs.look(self.host, self.root, key)).phase not in ("absent", "prepared"):
             return ""
         facts = await self._listener()
-        if facts is not None and self._is_foreign(facts):
+        if facts is not None and await self._is_foreign(facts):
             raise self._foreign(facts)
         script = self._service().launch_script(spec, self.secrets, key)
         await jobs.prepare(self._held(), self.root, key, script)
@@ -378,10 +387,10 @@ class RemoteTarget:
             if state.phase != "running":
                 return diagnose(self.adapter.engine, await self._log(key), state.exit)
             facts = await self._listener()
-            if facts is not None and self._launch_key(facts) == key:
+            if facts is not None and await self._launch_key(facts) == key:
                 alive = await self._generates(max(5.0, deadline - time.monotonic()))
                 if alive.state == "alive":
-                    return await self._ready(key, facts)
+                    return await self._as_asked(facts) or await self._ready(key, facts)
             if time.monotonic() > deadline:
                 told = diagnose(self.adapter.engine, await self._log(key), None)
                 if told.failure_class != FailureClass.UNKNOWN:
@@ -458,7 +467,12 @@ class RemoteTarget:
     # --- parts ---------------------------------------------------------------------------------------------
 
     def _service(self) -> Service:
-        return BareProcess(self.root, self.settings.port, self.settings.stop_grace_s)
+        where = self.root, self.settings.port, self.settings.stop_grace_s
+        if self.holder.kind == "process" or self.original is None:
+            return BareProcess(*where)
+        if self.container is None:
+            return SystemdUnit(*where, self.holder, self.original)
+        return InContainer(*where, self.holder, self.original, self.container)
 
     async def _needs(self, machine: Machine) -> None:
         """The few things that everything needs; said before anything is touched."""
@@ -533,6 +547,8 @@ class RemoteTarget:
         said = []
         for command in (self.adapter.help_command(program), self.adapter.version_command(program)):
             script = f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+            if self.container is not None:
+                script = f"{{ {in_place_sh(self.holder, self.root, self.container, command)}\n}} 2>&1 </dev/null"
             said.append((await self.host.check(script, timeout_s=120)).text)
         self.known = self.adapter.parse_help(said[0])
         self.version = self.adapter.parse_version(said[1])
@@ -559,13 +575,30 @@ class RemoteTarget:
         started = facts.process.start_ticks / _clock_ticks()
         return Ready(process=facts.process, load_s=max(0.0, uptime - started), mismatches=differs)
 
-    def _launch_key(self, facts: ProcessFacts) -> str | None:
-        job = (facts.environ or {}).get("RATCHET_JOB", "").rstrip("/")
-        folder, _, key = job.rpartition("/")
+    async def _as_asked(self, facts: ProcessFacts) -> Failure | None:
+        """A Failure when a manager started an experiment in another configuration, such as by a later drop-in.
+
+        Of the original this is not asked: it is what it is.
+        """
+        recorded = await launch_of(self.host, self.root, facts.process) if self.holder.kind != "process" else None
+        if recorded is None or self.original is None or recorded.fingerprint == self.original.fingerprint:
+            return None
+        spec = (await self._declare(facts)).spec
+        if spec.fingerprint == recorded.fingerprint:
+            return None
+        cause = f"{self.holder} started another configuration than was asked for: {' '.join(spec.argv)}"
+        return Failure(failure_class=FailureClass.CONFIG_INVALID, cause=cause, tail="", action=Action.REJECT)
+
+    async def _launch_key(self, facts: ProcessFacts) -> str | None:
+        """The launch that this process is; what a manager started for us is known by its follower's record."""
+        if self.holder.kind != "process" and (recorded := await launch_of(self.host, self.root, facts.process)):
+            return recorded.key
+        environ = facts.environ or {}
+        folder, _, key = (environ.get("RATCHET_JOB") or environ.get(MARK, "")).rstrip("/").rpartition("/")
         return key if key and folder == f"{self.root}/jobs" else None
 
-    def _is_foreign(self, facts: ProcessFacts) -> bool:
-        return self._launch_key(facts) is None and facts.process != self.adopted
+    async def _is_foreign(self, facts: ProcessFacts) -> bool:
+        return await self._launch_key(facts) is None and facts.process != self.adopted
 
     def _foreign(self, facts: ProcessFacts) -> ForeignChange:
         """Without its arguments, which may hold a secret."""
@@ -632,28 +665,16 @@ class RemoteTarget:
         return f"{machine.cores} × {machine.cpu_model}, {machine.mem_total_mb / 1024:.0f} GiB, {names}"
 
 
-def _obstacles(facts: ProcessFacts, machine: Machine, manager: str | None, login: str | None) -> tuple[str, ...]:
-    """Why the process could not be started again as it is; a login inside the same container is no obstacle."""
+def _obstacles(facts: ProcessFacts, machine: Machine, holder: Holder) -> tuple[str, ...]:
+    """Why a process that nobody holds could not be started again as it is; a manager brings user and streams along."""
+    if holder.kind != "process":
+        return ()
     found = []
     if facts.has_tty:
         found.append("it is attached to a terminal")
     if facts.user != machine.user:
         found.append(f"it runs as {facts.user}, the login is {machine.user}")
-    if manager is not None and manager != login:
-        found.append(f"it belongs to {manager}, which would start it again by itself; only bare processes are handled")
     return tuple(found)
-
-
-def manager_of(cgroup: str) -> str | None:
-    """The unit or container that /proc/PID/cgroup names, None for a login's own process.
-
-    What was started through SSH may lie in the SSH server's unit or in the user's manager: neither restarts it.
-    """
-    for part in re.findall(r"[^/\n:]+", cgroup):
-        if part.endswith(".service") and not re.match(r"(ssh|sshd|sshd@.*|ssh@.*|user@\d+)\.service$", part):
-            return f"the unit {part}"
-    container = re.search(r"(docker|libpod|crio|containerd)[-/]([0-9a-f]{12})", cgroup)
-    return f"the container {container[2]}" if container else None
 
 
 def _key(stored: bytes) -> bytes:

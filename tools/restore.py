@@ -19,6 +19,7 @@ from tools.procfs import LISTENING_SH, STAT_SH
 from tools.servers.base import HttpRequest
 from tools.servers.probe import probe_source
 from tools.services.base import Operation
+from tools.services.held import MARK, RECORD, SPEC_MARK
 
 ALREADY, FOREIGN = 10, 11
 
@@ -57,6 +58,7 @@ echo "known-good serves as launch {self.key} and generates"
     def _who_serves(self) -> str:
         """Sets `good` to the process on the port if that is known-good; exits FOREIGN for somebody else's."""
         adopted, is_good = "false", ":"
+        jobs = shlex.quote(f"{self.root}/jobs")
         if self.adopted is not None:
             one = self.adopted
             adopted = (
@@ -71,10 +73,14 @@ for inode in $inodes; do
     grep -e '^/proc/[0-9]*/fd:' -e "socket:\\[$inode\\]" | grep -B 1 -e "socket:\\[$inode\\]" |
     sed -n 's|^/proc/\\([0-9]*\\)/fd:.*|\\1|p')
   for pid in $holders; do
-    marks=$(tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null | grep -e '^RATCHET_JOB=' -e '^RATCHET_SPEC=')
+    marks=$(tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null |
+      grep -e '^RATCHET_JOB=' -e '^{MARK}=' -e '^{SPEC_MARK}=')
+    record=
+    stat_of "$pid" && record=$(cat {jobs}/*/{RECORD} 2>/dev/null | grep "^$pid $st_ticks $boot ")
+    [ -z "$record" ] || marks="RATCHET_JOB={self.root}/jobs/ {SPEC_MARK}=${{record##* }}"
     case "$marks" in
-      *RATCHET_JOB={shlex.quote(self.root + "/jobs/")}*)
-        case "$marks" in *RATCHET_SPEC={self.fingerprint}*) good=$pid ;; esac ;;
+      *RATCHET_JOB={jobs}/* | *{MARK}={jobs}/*)
+        case "$marks" in *{SPEC_MARK}={self.fingerprint}*) good=$pid ;; esac ;;
       *)
         if {adopted}; then {is_good}
         else echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}

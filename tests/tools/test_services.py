@@ -100,6 +100,16 @@ async def test_argv_and_directory_are_rebuilt_byte_for_byte(host: LocalHost, tmp
     assert told["cwd"] == str(cwd)
 
 
+async def test_a_person_can_run_the_launch_script_by_hand(host: LocalHost, tmp_path: Path, show: Path) -> None:
+    desired = spec(sys.executable, str(show), "--by-hand", cwd=tmp_path)
+    await jobs.prepare(
+        host, str(tmp_path), "S-T1", BareProcess(str(tmp_path), 1, 1.0).launch_script(desired, {}, "S-T1")
+    )
+    told = json.loads((await host.check(f"unset RATCHET_JOB; /bin/sh {tmp_path}/jobs/S-T1/run.sh")).text)
+    assert told["argv"] == ["--by-hand"]
+    assert told["environ"]["RATCHET_JOB"] == f"{tmp_path}/jobs/S-T1/"
+
+
 async def test_the_environment_is_the_recorded_one_and_nothing_else(
     host: LocalHost, tmp_path: Path, show: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from state.models import Frozen, LaunchSpec, ProcessId
 from tools.job_scripts import stop_body
 from tools.procfs import LISTENING_SH, STAT_SH
 from tools.services.memory import AwaitMemory
+from tools.services.stop_container import StopContainer
+from tools.services.stop_unit import StopUnit
 
 STEPS_PER_S = 20
 
@@ -97,7 +99,7 @@ done
 )"""
 
 
-Operation = StopJobs | StopAdopted | AwaitPortFree | AwaitMemory
+Operation = StopJobs | StopAdopted | StopUnit | StopContainer | AwaitPortFree | AwaitMemory
 
 
 class Service(Protocol):

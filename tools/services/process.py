@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from state.errors import ServerError
 from state.models import LaunchSpec, ProcessId
+from tools.jobs import job_dir
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 
@@ -53,6 +54,8 @@ class BareProcess:
         odd = {name: value for name, value in sorted(environ.items()) if name not in plain}
         words = [revealed(word, secrets) for word in desired.argv]
         lines = [
+            # A person runs it by hand when all else failed.
+            f'[ -n "${{RATCHET_JOB:-}}" ] || RATCHET_JOB={shlex.quote(job_dir(self.root, key))}/',
             '[ "$RATCHET_CLEAN" = yes ] || '
             'exec env -i RATCHET_CLEAN=yes RATCHET_JOB="$RATCHET_JOB" /bin/sh "$RATCHET_JOB/run.sh"',
             NOTE_LEVEL_SH,
