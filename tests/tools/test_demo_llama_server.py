@@ -55,13 +55,19 @@ class Running:
         self.address = ""
 
     def wait(self) -> "Running":
-        """Until it serves."""
+        """Until it serves, and would end in an orderly way: it listens a moment before it minds signals."""
         deadline = time.monotonic() + LIMIT_S
-        while not (found := re.search(r"listening on (http://\S+)", self.text())):
+        while not (found := re.search(r"listening on (http://\S+)", self.text())) or not self.minds_signals():
             assert self.process.poll() is None and time.monotonic() < deadline, self.text()
             time.sleep(0.02)
         self.address = found.group(1)
         return self
+
+    def minds_signals(self) -> bool:
+        """Whether SIGTERM is caught (proc(5), SigCgt)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
