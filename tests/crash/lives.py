@@ -22,7 +22,7 @@ from tests.agent.sim import ONE_POINT, SCENARIO, flag, sim_session
 
 EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--parallel", "4"), flag("--threads", "64"))
 """Two that are kept, one that does not start, one that collapses and is taken back; then a sentinel's turn has come."""
-CHECKED = ONE_POINT.model_copy(update={"judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 2})})
+CHECKED = ONE_POINT.model_copy(update={"judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 3})})
 ALIKE = SCENARIO.model_copy(update={"run_noise": 0.0005, "launch_noise": 0.0005})
 """So little noise, which follows from the session's id, that every session takes the same steps."""
 KILLED = -signal.SIGKILL

@@ -73,7 +73,8 @@ def moment(host: Rig, agent: Agent) -> Moment:
 def night(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Night]:
     with rig(tmp_path_factory.mktemp("night"), demo_model) as host:
         host.start_server()
-        original, session = host.argv(), str(host.write_session(FASTER, lease_s=60))
+        # So many requests that a run lasts some seconds: it has to be caught in the middle.
+        original, session = host.argv(), str(host.write_session(FASTER, lease_s=60, requests=10))
         killed: dict[str, Moment] = {}
 
         def kill(point: str) -> None:
