@@ -49,7 +49,7 @@ mount -t cgroup2 none /sys/fs/cgroup
 for d in /dev /sys /proc/sys; do mount --rbind $d $d; mount -o remount,bind,ro $d; done
 mount --bind "$world" "$world"
 mount -o remount,bind,ro /
-for f in / /usr /etc /var /var/w /work /root/.. /dev /proc/sys /sys "$world/.." $seen; do
+for f in / /usr /etc /var /root/.. /dev /proc/sys /sys "$world/.." $seen; do
   if ( : >"$f/.written" ) 2>/dev/null; then echo "$f can be written" >&2; exit 1; fi
 done
 : >"$world/contained"
@@ -84,6 +84,8 @@ def contained(world: Path, *first: str, environ: dict[str, str], seen: str = "")
     `seen` is a folder below a hidden one, such as /root, that may be read all the same.
     """
     world.mkdir(parents=True, exist_ok=True)
+    if not os.environ.get("RATCHET_CONTAINED"):
+        pytest.skip("real service managers start only where RATCHET_CONTAINED=1 says that they may")
     if os.geteuid() != 0 or not CGROUPS.is_dir():
         pytest.skip("only root of a machine with a cgroup2 tree of its own can make such namespaces")
     group = CGROUPS / f"ratchet-test-{os.getpid()}"
