@@ -216,7 +216,7 @@ async def test_a_run_that_is_far_too_slow_is_ended_at_its_deadline(world: Rig) -
     async with runs.held(world, run) as target:
         result = await measured(target, f"{run}-M1", asked)
         assert await target.foreign_traffic() is None
-    assert "run_deadline" in result.metrics.failures
+    assert set(result.metrics.failures) <= {"run_deadline"}  # none if it falls between two requests
     assert result.metrics.completed < 400
     assert reasons(result, asked)[0] == "stopped early: run deadline"
 
