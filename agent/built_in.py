@@ -55,6 +55,17 @@ def close_out_experiment(store: Store, session_id: str) -> Experiment:
 # --- sentinels ---------------------------------------------------------------------------------------------
 
 
+def sentinel_experiment(number: int) -> Experiment:
+    """A comparison of the unchanged server with itself."""
+    return Experiment(
+        id=f"sentinel-{number}",
+        title=f"A/A sentinel {number}",
+        hypothesis="the unchanged server shows no gain over itself",
+        purpose=Purpose.SENTINEL,
+        source=Source(kind="built-in"),
+    )
+
+
 def sentinels(store: Store, session_id: str) -> list[Verdict]:
     """Verdicts of the A/A checks so far, oldest first."""
     verdicts = store.verdicts(session_id)
@@ -91,13 +102,7 @@ def sentinel_due(store: Store, session_id: str, config: SessionConfig) -> Due | 
         if judged < every or parent is None or not fresh(trials, runs, None, parent):
             return None
         reason = f"{judged} experiments were judged since the last one, and the parent was launched anew just now"
-    experiment = Experiment(
-        id=f"sentinel-{len(passed) + 1}",
-        title=f"A/A sentinel {len(passed) + 1}",
-        hypothesis="the unchanged server shows no gain over itself",
-        purpose=Purpose.SENTINEL,
-        source=Source(kind="built-in"),
-    )
+    experiment = sentinel_experiment(len(passed) + 1)
     return Due(experiment, reason, _obstacle(store, session_id, config, config.judge.min_blocks))
 
 

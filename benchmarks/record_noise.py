@@ -13,14 +13,12 @@ import asyncio
 import json
 import math
 import platform
-import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # the rig lies among the tests
 
 from agent.validity import invalid_reasons  # noqa: E402
+from benchmarks.kept import interrupt_on_sigterm  # noqa: E402
 from state.models import LoadPoint, ValidityRule, digest  # noqa: E402
 from tests.e2e import runs  # noqa: E402
 from tests.e2e.rig import Rig, rig  # noqa: E402
@@ -281,14 +280,10 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Records what is missing, prints tables, merges."""
     options = parse_options()
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the server is ended then, too
+    interrupt_on_sigterm()
     settings = settings_of(options)
     with tempfile.TemporaryDirectory(prefix="noise-") as scratch:
         out = (options.out or Path(scratch) / "out").resolve()

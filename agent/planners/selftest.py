@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent.built_in import sentinel_experiment
 from agent.planners.base import Proposal, View
-from state.models import Experiment, Purpose, Source
 
 
 class SelftestPlanner:
@@ -14,15 +14,6 @@ class SelftestPlanner:
 
     def propose(self, view: View) -> Proposal:
         """As many A/A sentinels as launches were asked for; none restarts nothing."""
-        asked = tuple(
-            Experiment(
-                id=f"sentinel-{number}",
-                title=f"A/A sentinel {number}",
-                hypothesis="the unchanged server shows no gain over itself",
-                purpose=Purpose.SENTINEL,
-                source=Source(kind="built-in"),
-            )
-            for number in range(1, self.relaunches + 1)
-        )
+        asked = tuple(map(sentinel_experiment, range(1, self.relaunches + 1)))
         reason = f"a self-test launches the unchanged server {self.relaunches} times and changes nothing"
         return Proposal(experiments=asked, reason=reason)

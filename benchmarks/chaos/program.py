@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shutil
-import signal
-import tempfile
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from benchmarks.chaos import faults, invariants, record
 from benchmarks.chaos.faults import KINDS, Plan
 from benchmarks.chaos.ground import ground, lacking
 from benchmarks.chaos.story import Round
+from benchmarks.kept import interrupt_on_sigterm, place
 from tools.demo import model
 
 GOALS = Path(__file__).resolve().parents[1] / "goals.toml"
@@ -146,33 +143,14 @@ def parse_options(goal: Figures) -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def place(given: Path | None) -> Iterator[Path]:
-    """Where rounds are kept: the folder that was given, or one that stays only if something in it is broken."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
-    try:
-        yield scratch
-    finally:
-        if not any(path.is_dir() for path in scratch.iterdir()):
-            shutil.rmtree(scratch)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Plays the rounds, prints lines and table, compares with the goal."""
     goal = tomllib.loads(GOALS.read_text())["chaos"]
     options = parse_options(goal)
-    signal.signal(signal.SIGTERM, _interrupt)  # so that a round is cleaned up then, too
+    interrupt_on_sigterm()
     gguf = model.fetch()
     rows = []
-    with place(options.out) as out:
+    with place(options.out, "chaos-") as out:
         for number in range(options.first, options.first + options.rounds):
             rows.append(figures_of(faults.plan(options.seed, number, options.only), out, gguf))
             print(line(rows[-1]), flush=True)

@@ -7,15 +7,13 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from benchmarks.kept import interrupt_on_sigterm, place
 from benchmarks.planted import share
 from benchmarks.planted.nights import (
     FLAGS,
@@ -304,30 +302,11 @@ def estimate(wanted: Sequence[Night], rounds: int) -> float:
     return each + ROUND_MIN * rounds
 
 
-@contextlib.contextmanager
-def place(given: Path | None) -> Iterator[Path]:
-    """Where nights are kept: the folder that was given, or one that stays only if something in it is broken."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    scratch = Path(tempfile.mkdtemp(prefix="nights-"))
-    try:
-        yield scratch
-    finally:
-        if not any(path.is_dir() for path in scratch.iterdir()):
-            shutil.rmtree(scratch)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Plays the nights, prints lines and sums, compares with the goals."""
     options = parse_options()
     goal = tomllib.loads(GOALS.read_text())["real_night"]
-    signal.signal(signal.SIGTERM, _interrupt)  # so that a night is cleaned up then, too
+    interrupt_on_sigterm()
     size = Size(options.requests, options.output_tokens)
     wanted = [n for n in nights(options.no_ops, options.slow, options.gains) if options.only in (None, n.kind)]
     rounds = options.rounds if options.only in (None, "share") else 0
@@ -338,7 +317,7 @@ def main() -> int:
         flush=True,
     )
     gguf = model.fetch()
-    with place(options.out) as out:
+    with place(options.out, "nights-") as out:
         shares = list(share.measured(rounds, size, out, out / "host-share", gguf)) if rounds else []
         for row in shares:
             print(share.told(row), flush=True)
