@@ -155,7 +155,7 @@ class Hands:
 
         done = await self.journal.once(f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe)
         ready = await self.target.await_ready(key)
-        if isinstance(ready, Ready) and spec.live:
+        if isinstance(ready, Ready) and self._anything_live(spec):
             ready = await self.target.adjust(key, spec) or ready
         self.journal.fault(f"{trial.id}:ready")
         down_s = self._since(self.store.opened_at("trials", trial.id))

@@ -90,10 +90,6 @@ class HttpRequest(Frozen):
     api_key_file: str | None = None
 
 
-ONLY = "(only)"
-"""In the place of a key: the one member of a list that must have exactly one."""
-
-
 class HotSetting(Frozen):
     """How a live setting is made, and where its value is read back."""
 

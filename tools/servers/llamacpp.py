@@ -13,11 +13,12 @@ from typing import ClassVar
 
 from state.errors import ServerError
 from state.models import Change, EnvChange, FlagChange, HotCall, LaunchSpec
+from tools.changes.hot_probe import ONLY
 from tools.servers import argv as words
 from tools.servers import checks, completions, llamacpp_help
 from tools.servers import llamacpp_state as state
 from tools.servers.apply import applied
-from tools.servers.base import ONLY, FlagTable, HotSetting, HttpAnswer, HttpRequest, KnownFlag, Reading
+from tools.servers.base import FlagTable, HotSetting, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SYNTAX = words.Syntax(
     underscores=True,
