@@ -86,6 +86,10 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
     yield f"# original\n{command(was)}"
     yield "```"
     yield ""
+    if was.beside or now.beside:
+        yield "The commands do not bring about or take back what stands beside them: `ratchet restore` and"
+        yield "`ratchet restore --original` do."
+        yield ""
 
 
 def command(spec: LaunchSpec) -> str:

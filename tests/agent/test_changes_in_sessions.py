@@ -81,7 +81,8 @@ def test_a_live_setting_is_kept_without_a_single_restart(tmp_path: Path) -> None
         assert {trial.process for trial in trials} == {trials[0].process}
         assert sum(trial.down_s for trial in trials) == 0
         assert spent(run.store, session).restarts == 0
-        assert "brought into another state" in markdown(run.store, session)
+        report = markdown(run.store, session)
+        assert "brought into another state" in report and "beside: live beat=2 ≠ absent" in report
         known_good = run.store.spec(run.hands.role(Role.KNOWN_GOOD))
         assert known_good.beside == (FASTER,)
     assert "launch" not in log(tmp_path)

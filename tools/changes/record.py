@@ -6,16 +6,28 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from state.errors import CommandFailed
 from state.models import Beside
 from tools.changes.base import Aside, aside_dir
 from tools.changes.settle import LookAsides, Seen, read_asides
 from tools.shell import Host
 
 
+LOOK_S = 600.0
+"""Each probe has a limit of its own."""
+
+
 async def look(host: Host, root: str, overlays: Sequence[str] = ()) -> tuple[Seen, ...]:
     """Every aside that may be in effect, and the named overlays."""
-    script = LookAsides(root=root, overlays=tuple(overlays)).render()
-    return read_asides((await host.check(script, timeout_s=120)).text)
+    told = await host.check(LookAsides(root=root, overlays=tuple(overlays)).render(), timeout_s=LOOK_S)
+    try:
+        return read_asides(told.text)
+    except ValueError as error:
+        raise CommandFailed(
+            f"a record of a change on the host is damaged: {error}",
+            where={"host": host.name, "records": f"{root}/asides, {root}/overlays"},
+            do="put its change.json back from a backup; without one, take the change back by hand and remove its folder",
+        ) from error
 
 
 async def write(
