@@ -152,7 +152,7 @@ def _tried_again(experiment: Experiment, known: Known) -> tuple[ev.Event, ...]:
     reason = f"open again: {experiment.id} brings another version than the one that blocked it"
     return tuple(
         ev.TodoChanged(experiment_id=todo.id, status=TodoStatus.PENDING, reason=reason)
-        for todo in freed(experiment, known.todos)
+        for todo in freed((change.kind for change in experiment.changes), known.todos)
     )
 
 

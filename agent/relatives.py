@@ -34,15 +34,15 @@ NEW_VERSION = frozenset({"package", "checkout"})
 def lost(experiment: Experiment, trouble: Trouble, proven: frozenset[str]) -> frozenset[str]:
     """What is not to be had after a rejected experiment: itself, and the capability that the failure is about.
 
-    The rule that explains the failure may name it. Else it is whatever the experiment needs, less what is known to
-    work: another experiment that needs it came up.
+    The rule that explains the failure may name it. Else it is what the experiment is about, the first of its needs:
+    the others are what it stands on, and whether these work was not asked. What is proven to work is never lost.
     """
     rule = rule_named(trouble.failure.rule)
     if rule is not None and rule.capability:
         return frozenset({experiment.id, rule.capability})
     if trouble.failure.failure_class not in SHOW_A_LACK:
         return frozenset({experiment.id})
-    return frozenset({experiment.id, *experiment.needs}) - proven
+    return frozenset({experiment.id, *experiment.needs[:1]}) - proven
 
 
 def proven_to_work(todos: Iterable[Todo], verdicts: Mapping[str, Verdict]) -> frozenset[str]:
@@ -83,8 +83,8 @@ def all_lost(known: Known) -> frozenset[str]:
     return frozenset(names)
 
 
-def freed(kept: Experiment, todos: Iterable[Todo]) -> list[Todo]:
-    """What may be tried again after a keep: all that was blocked, if the engine has another version now."""
-    if not any(change.kind in NEW_VERSION for change in kept.changes):
+def freed(kept: Iterable[str], todos: Iterable[Todo]) -> list[Todo]:
+    """What may be tried again after a keep of these kinds of changes: all that was blocked, with a new version."""
+    if not NEW_VERSION & {*kept}:
         return []
     return [todo for todo in todos if todo.status is TodoStatus.BLOCKED]
