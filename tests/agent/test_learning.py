@@ -220,7 +220,7 @@ def test_a_variable_is_bracketed_as_well_and_an_id_is_never_given_twice() -> Non
         user="u",
         env={"VLLM_CPU_KVCACHE_SPACE": "40"},
     )
-    log = "Available memory on node 0 (17.8/20.6 GiB) on kv cache allocation is less than requested memory for kv (40)\n"
+    log = "Available memory on node 0 (17/20 GiB) on kv cache allocation is less than requested memory for kv (40)\n"
     failure = diagnose("vllm", log, 1)
     launched = trial("T1", "sequences", candidate).model_copy(update={"status": TrialStatus.FAILED, "failure": failure})
     taken = todo("sequences-vllm-cpu-kvcache-space-35")

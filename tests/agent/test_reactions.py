@@ -114,7 +114,7 @@ STARTS = {
     "no blocks for the cache": Start("vllm", "ValueError: No available memory for the cache blocks.", ADJUST, DONE),
     "memory that something else holds": Start("vllm", OCCUPIED, ADJUST, DONE, 2),
     "a tile that the GPU cannot hold": Start("sglang", TILE, BLOCK, BLOCKED),
-    "a kernel that is missing": Start("vllm", "no kernel image is available for execution on the device", BLOCK, BLOCKED),
+    "a missing kernel": Start("vllm", "no kernel image is available for execution on the device", BLOCK, BLOCKED),
     "a header that is missing": Start("sglang", HEADER + NINJA, SKIP, SKIPPED),
     "a model that cannot be traced": Start("sglang", UNTRACEABLE, BLOCK, BLOCKED),
     "a collective that never worked": Start("vllm", COLLECTIVE.format(1), BLOCK, BLOCKED, 2),

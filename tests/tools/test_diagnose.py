@@ -9,8 +9,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from tools import diagnose as module
 from agent.catalogue.entries import book, engines
+from tools import diagnose as module
 from tools.diagnose import Action, FailureClass, Layer, Rule, RuleBook, complaint, diagnose, rule_named, rules
 
 EVERYTHING = Path(__file__).resolve().parents[1] / "data"
