@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from agent.config import SessionConfig
-from agent.evidence import ABANDONED
+from agent.evidence import spoilt
 from agent.judge import Comparison, Need, collapsing, pace
+from agent.known import ABANDONED, told
 from agent.progress import Progress
-from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, COMPLAINED, GONE, TRAFFIC, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -31,6 +32,7 @@ from state.models import (
     digest,
 )
 from state.store import Store
+from tools.diagnose import complaint
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, Target
 
 POLL_S = 0.5
@@ -205,6 +207,7 @@ class Hands:
             workload=self.config.workload,
             seed=taken.seed,
             process=trial.process,
+            launch=None if trial.adopted else self.key(trial.id),
             answers=answers,
         )
         self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
@@ -236,9 +239,19 @@ class Hands:
             await self._lose(taken, "stopped on request")
 
     @property
+    def engine(self) -> str:
+        """Which kind of server it is: whose rules read its log."""
+        return self.store.session(self.session_id).adoption.spec.engine
+
+    @property
     def run_under_way(self) -> bool:
         """Whether a benchmark was begun, by this agent process or an earlier one, and its end was not written yet."""
         return self._open_measurement() is not None
+
+    @property
+    def spoilt(self) -> frozenset[str]:
+        """Launches whose server complained under load; what they do from then on is worth nothing."""
+        return spoilt(self.store, self.session_id)
 
     def key(self, item_id: str) -> str:
         """Name of a launch or a run on the host."""
@@ -365,20 +378,24 @@ class Hands:
         if state.phase in ("vanished", "absent"):
             gone = ("the benchmark job vanished without a result",)
             return taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": gone}), None
+        # What was said in the measured window is read after it: nothing of ours asks the server inside it.
+        complained = complaint(self.engine, await self.target.said_during(key), up=True)
+        taken = taken.model_copy(update={"complaint": complained})
+        said = () if complained is None else (f"{COMPLAINED}: {told(complained)}",)
         try:
             result = await self.target.collect_run(key)
         except CommandFailed as error:
-            missing = (f"the client left no result: {error.tail or error.what}",)
+            missing = (f"the client left no result: {error.tail or error.what}", *said)
             return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
         point = self.config.workload.point(taken.load_point)
-        reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity)
+        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, self.config.validity), *said)
         serving = await self.target.serving()
         traffic = await self.target.foreign_traffic()
         if traffic is not None:
             reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:
             reasons = (*reasons, GONE)
-        if collapse is not None:
+        if collapse is not None and complained is None:
             reasons = (COLLAPSED, collapse)
         closed = taken.model_copy(
             update={

@@ -34,6 +34,8 @@ COLOURS = {
     DecisionKind.REVERT: "yellow",
     DecisionKind.LEAVE_OUT: "yellow",
     DecisionKind.BLOCK: "red",
+    DecisionKind.ADJUST: "yellow",
+    DecisionKind.PIVOT: "cyan",
     DecisionKind.VOID: "red",
     DecisionKind.HEAL: "red",
     DecisionKind.INTERRUPTED: "magenta",

@@ -11,16 +11,19 @@ from typing import TypedDict
 from agent import built_in, chooser
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
-from agent.ending import proven, restore
+from agent.ending import bring_back, proven, restore
 from agent.evidence import (
     CLOSE_OUT,
     comparison_of,
     kept_anything,
+    known,
     situation,
     too_noisy,
 )
 from agent.hands import Hands
+from agent.heeding import heed, restores_first, stop
 from agent.judge import Comparison, Need, asks_answers, assess
+from agent.known import blamed
 from agent.planners.base import Planner, View
 from agent.policy import broken_constraints, forbidden, restarts
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
@@ -43,6 +46,8 @@ from state.models import (
     digest,
 )
 from state.store import ComparisonRow, Store
+from tools.diagnose import Action
+from tools.next_step import FINAL
 from tools.target import Target
 
 QUIET_CHECK_S = 2.0
@@ -192,13 +197,15 @@ class Nodes:
         assert need is not None
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
         position = await self.hands.where()
-        if _serves(position.trial, wanted, need, comparison):
+        if _serves(position.trial, wanted, need, comparison, self.hands.spoilt):
             return {"next": "measure"}
+        if wanted != row.parent and restores_first(self.hands, row):
+            await restore(self.hands, row.parent)
         trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
         if trial.status is TrialStatus.READY:
             return {"next": "measure"}
         if wanted == row.parent:
-            await restore(self.hands, wanted)
+            await restore(self.hands, wanted, failed=trial)
         return {"next": "judge"}
 
     async def measure(self, state: LoopState) -> LoopState:
@@ -211,7 +218,12 @@ class Nodes:
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
         position = await self.hands.where()
         trial = position.trial
-        if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != wanted:
+        if (
+            trial is None
+            or trial.status is not TrialStatus.READY
+            or trial.fingerprint != wanted
+            or trial.id in self.hands.spoilt
+        ):
             return {"next": "apply"}
         # A run that a former agent began is itself what the server is busy with.
         noise = None
@@ -220,7 +232,8 @@ class Nodes:
         if noise is not None:
             self.hands.void(need, comparison, trial, noise)
             return {"next": "judge"}
-        await self.hands.measure(need, comparison, trial, asks_answers(comparison, need))
+        taken = await self.hands.measure(need, comparison, trial, asks_answers(comparison, need))
+        await heed(self.hands, taken, trial)
         return {"next": "judge"}
 
     async def judge(self, state: LoopState) -> LoopState:
@@ -236,8 +249,15 @@ class Nodes:
         self._enter("settle")
         row, comparison = self._open()
         verdict = final_verdict(self.store, self.session_id, self.config, comparison)
-        self.hands.write(*consequences(row, verdict, self.store.todos(self.session_id), self._ids()))
+        learned = known(self.store, self.session_id)
+        trouble = blamed(learned, row.experiment.id, verdict.outcome) if row.experiment.tries else None
+        if trouble is not None and trouble.step is Action.ESCALATE:
+            # First of all: should we die in between, the next agent comes by here again and calls the person then.
+            await bring_back(self.hands, self.hands.role(Role.KNOWN_GOOD))
+        self.hands.write(*consequences(row, verdict, learned, self._ids()))
         await self.hands.guard()
+        if trouble is not None and trouble.step in FINAL:
+            await stop(self.hands, trouble.failure, trouble.step)
         return {"next": "finish" if row.experiment.purpose is Purpose.CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
@@ -455,12 +475,14 @@ class Nodes:
         return self.store.spec(self.hands.role(Role.KNOWN_GOOD)).differences(original)
 
 
-def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison) -> bool:
-    """Whether the serving launch may take the wanted run: right spec, and not the launch of another block.
+def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison, spoilt: frozenset[str]) -> bool:
+    """Whether the serving launch may take the wanted run: right spec, sound, and not the launch of another block.
 
     Both sides of a sentinel run the same spec, and its candidate must be a launch that nothing knew before.
     """
     if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != wanted:
+        return False
+    if trial.id in spoilt:
         return False
     if comparison.observes:
         return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
-from state.models import LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
+from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
 
@@ -19,6 +19,7 @@ def markdown(store: Store, session_id: str) -> str:
         *_head(store, row),
         *_configuration(store, row),
         *_experiments(store, row),
+        *_turns(store, row),
         *_findings(store, row),
         *_downtime(store, row),
         *_method(store, row),
@@ -60,7 +61,7 @@ def _head(store: Store, row: SessionRow) -> Iterator[str]:
     yield ""
 
 
-_KINDS = ("keep", "revert", "block", "skip", "void")
+_KINDS = ("keep", "revert", "block", "adjust", "skip", "void", "pivot")
 
 
 def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
@@ -115,6 +116,27 @@ def _experiment_row(todo: Todo, verdict: Verdict | None) -> str:
     hoped = f"{todo.experiment.expected_gain:+.0%}" if todo.experiment.changes else "–"
     why = verdict.reason if verdict is not None else todo.reason
     return f"| {todo.experiment.title} | {outcome} | {effect} | {hoped} | {why.replace('|', '/') or '–'} |"
+
+
+_TURNS = {
+    DecisionKind.BLOCK: "blocked",
+    DecisionKind.ADJUST: "another value",
+    DecisionKind.SKIP: "skipped",
+    DecisionKind.PIVOT: "direction",
+}
+
+
+def _turns(store: Store, row: SessionRow) -> Iterator[str]:
+    """What failures and evidence did to the list, in their order; nothing when they left it alone."""
+    made = [decision for decision in store.decisions(row.id) if decision["kind"] in _TURNS]
+    if not made:
+        return
+    yield "## What was learned on the way"
+    yield ""
+    for decision in made:
+        word = _TURNS[DecisionKind(decision["kind"])]
+        yield f"- **{decision['id']}** {word}: {decision['what']}. {decision['reason']}."
+    yield ""
 
 
 def _findings(store: Store, row: SessionRow) -> Iterator[str]:

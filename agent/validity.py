@@ -12,6 +12,7 @@ TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
 AFTERWARDS = "right after the run"
 GONE = "the server that was measured no longer serves"
+COMPLAINED = "the server itself says"
 
 
 def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
@@ -21,7 +22,9 @@ def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, ru
 
 def seen_outside(reason: str) -> bool:
     """Whether a reason was seen on the host beside the run: no figure of the run can tell it again."""
-    return reason == GONE or (reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS))
+    if reason == GONE or reason.startswith(COMPLAINED):
+        return True
+    return reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS)
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
-from agent.evidence import comparison_of
+from agent.evidence import comparison_of, known
 from agent.remeasured import remeasured
 from agent.verdicts import final_verdict, scope
 from state import events as ev
@@ -27,7 +27,15 @@ from state.scratch import Scratch
 from state.store import Store, StoredEvent
 
 FOLLOWS = frozenset(
-    {DecisionKind.KEEP, DecisionKind.LEAVE_OUT, DecisionKind.VOID, DecisionKind.BASELINE, DecisionKind.SENTINEL}
+    {
+        DecisionKind.KEEP,
+        DecisionKind.LEAVE_OUT,
+        DecisionKind.ADJUST,
+        DecisionKind.VOID,
+        DecisionKind.PIVOT,
+        DecisionKind.BASELINE,
+        DecisionKind.SENTINEL,
+    }
 )
 """Decisions that nothing but a verdict leads to."""
 
@@ -236,7 +244,7 @@ def _followed(store: Store, session_id: str, verdict: Verdict, since: Sequence[S
     except KeyError:
         loose = Difference(where=verdict.experiment_id, stored="judged", recomputed="never begun")
         return _checked(Kind.DECISION, ids.decision, [loose]), 1
-    wanted = consequences(row, verdict, store.todos(session_id), ids)
+    wanted = consequences(row, verdict, known(store, session_id), ids)
     found: list[Difference] = []
     for at, event in enumerate(wanted):
         written = there[at].model_dump(mode="json") if at < len(there) else {}

@@ -269,7 +269,7 @@ def failures_page() -> str:
         groups.setdefault(", ".join(rule.engines) or "every engine, and the host", []).append(rule)
     parts = [BANNER, "", FAILURES_HEAD]
     for name, group in groups.items():
-        head = ("rule", "class", "calls for", "a second time", "knob", "layer", "source")
+        head = ("rule", "class", "calls for", "a second time", "knob", "takes away", "layer", "source")
         parts += [f"## {name}", "", *_table(head, [_rule(rule) for rule in group]), ""]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -277,7 +277,8 @@ def failures_page() -> str:
 def _rule(rule: Rule) -> tuple[str, ...]:
     layer = f"{rule.layer}, serving" if rule.while_serving else str(rule.layer)
     knob = f"`{rule.knob}`" if rule.knob else ""
-    return f"`{rule.id}`", rule.failure_class, rule.action, rule.again or "", knob, layer, rule.source
+    lost = f"`{rule.capability}`" if rule.capability else ""
+    return f"`{rule.id}`", rule.failure_class, rule.action, rule.again or "", knob, lost, layer, rule.source
 
 
 PAGES = {

@@ -626,6 +626,7 @@ class Measurement(Frozen):
     metrics: Metrics | None = None
     telemetry: Telemetry | None = None
     seconds: float | None = Field(default=None, description="wall time from start of the job to its collection")
+    complaint: Failure | None = Field(default=None, description="what the server itself said against its figures")
 
 
 class TrialStatus(StrEnum):
@@ -733,8 +734,10 @@ class DecisionKind(StrEnum):
     REVERT = "revert"
     LEAVE_OUT = "leave-out"
     BLOCK = "block"
+    ADJUST = "adjust"
     SKIP = "skip"
     VOID = "void"
+    PIVOT = "pivot"
     HEAL = "heal"
     CLOSE_OUT = "close-out"
     RESTORE = "restore"
@@ -862,3 +865,4 @@ class Adoption(Frozen):
 
 
 Trial.model_rebuild()
+Measurement.model_rebuild()

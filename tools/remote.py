@@ -43,7 +43,7 @@ from state.models import (
     arranged,
     with_beside,
 )
-from tools import jobs, lease
+from tools import jobs, lease, server_words
 from tools.benches import builtin
 from tools.benches.base import BenchClient, Place
 from tools.benches.builtin import Builtin
@@ -522,7 +522,8 @@ class RemoteTarget:
             model=self.settings.model,
             api_key_file=self.settings.api_key_file,
         )
-        await jobs.start(self._held(), self.root, key, self.bench.script(key, request, place))
+        mark = "" if request.launch is None else server_words.mark_sh(jobs.job_dir(self.root, request.launch))
+        await jobs.start(self._held(), self.root, key, mark + self.bench.script(key, request, place))
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -555,6 +556,10 @@ class RemoteTarget:
                 tail="\n".join(filter(None, (error.what, said or error.tail))),
                 do="run the client by hand in the job's folder on the host",
             ) from error
+
+    async def said_during(self, key: str) -> str:
+        """See `Target.said_during`."""
+        return (await self.host.check(server_words.said_sh(jobs.job_dir(self.root, key)))).text
 
     async def stop_run(self, key: str) -> None:
         """See `Target.stop_run`."""

@@ -72,6 +72,7 @@ class RunRequest(Frozen):
     workload: Workload
     seed: int
     process: ProcessId
+    launch: str | None = Field(default=None, description="key of the launch that is measured; None if it is not ours")
     answers: bool = Field(default=False, description="ask the fixed prompts once the run is measured")
 
 
@@ -220,6 +221,10 @@ class Target(Protocol):
 
     async def collect_run(self, key: str) -> RunResult:
         """The result of an ended job. Raises CommandFailed when it left none."""
+        ...
+
+    async def said_during(self, key: str) -> str:
+        """What the server of our own launch wrote to its log from the begin of run `key` until now, else nothing."""
         ...
 
     async def stop_run(self, key: str) -> None:
