@@ -63,6 +63,7 @@ class ProcessFact(Fact[ProcessFacts | None]):
     """Everything about one process in one round trip; None when there is no such process."""
 
     pid: int
+    private = True
 
     def command(self) -> str:
         """Raw files as encoded words; the stat file comes first and last, to notice that the pid changed hands."""
