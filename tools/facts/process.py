@@ -130,6 +130,20 @@ class DescendantsFact(Fact[tuple[ProcessId, ...]]):
         )
 
 
+@dataclass(frozen=True)
+class OpenFilesFact(Fact[int | None]):
+    """How many files a process that the login starts may open, its soft limit raised; None for any number."""
+
+    def command(self) -> str:
+        """The hard limit: whoever needs more than the soft one can have it."""
+        return "ulimit -H -n"
+
+    def parse(self, output: bytes) -> int | None:
+        """A number or a word."""
+        said = as_text(output).strip()
+        return None if said == "unlimited" else int(said)
+
+
 def descent(stats: Iterable[Stat], roots: Iterable[int]) -> list[int]:
     """The roots and all of their descendants, each before its children."""
     children: dict[int, list[int]] = {}

@@ -131,6 +131,11 @@ class ServerAdapter(Protocol):
         """Canonical names whose values are only ever stored as keyed hashes."""
         ...
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Python packages from which the help comes, where printing it takes long; () where it is asked each time."""
+        ...
+
     def program(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The leading words that start the program: interpreter, module or script, or the binary alone."""
         ...
