@@ -71,6 +71,9 @@ class Redactor:
             return text
         for form in self._longest_first:
             text = _without(text, form, self._placeholders[form])
+        for form in self._longest_first:  # after all whole ones: two secrets may begin alike
+            if len(form) >= HEAD + SHORTEST:
+                text = _without_parts(text, form, self._placeholders[form])
         return text
 
     def data(self, value: Any) -> Any:
@@ -145,29 +148,21 @@ def _forms(value: str) -> set[str]:
 
 
 def _without(text: str, form: str, placeholder: str) -> str:
-    """The text with the placeholder for each time that the form, or the better part of a long one, stands in it."""
-    whole = len(form) < HEAD + SHORTEST
-    head = form if whole else form[:HEAD]
+    """The text with the placeholder wherever the form stands; a short one only where it is a word of its own."""
+    if len(form) >= WORD_BELOW:
+        return text.replace(form, placeholder)
+    before = "(?<![^\\W_])" if form[0].isalnum() else ""
+    after = "(?![^\\W_])" if form[-1].isalnum() else ""
+    return re.sub(before + re.escape(form) + after, lambda _: placeholder, text)
+
+
+def _without_parts(text: str, form: str, placeholder: str) -> str:
+    """The text without what is left of a long form where a text was cut in its middle."""
+    cut = text.find(form[-HEAD:], 0, len(form)) + HEAD
+    if cut >= HEAD and text.startswith(form[-cut:]):
+        text = placeholder + text[cut:]
     parts, place = [], 0
-    if not whole and (cut := _cut_in_front(text, form)):
-        parts, place = [placeholder], cut
-    while (at := text.find(head, place)) >= 0:
-        length = len(commonprefix([text[at : at + len(form)], form]))
-        if len(form) < WORD_BELOW and _touched(text, at, at + length):
-            parts.append(text[place : at + length])
-        else:
-            parts += [text[place:at], placeholder]
-        place = at + length
-    return text if not parts else "".join([*parts, text[place:]])
-
-
-def _touched(text: str, begin: int, end: int) -> bool:
-    before, after = text[begin - 1 : begin], text[end : end + 1]
-    return (before.isalnum() and text[begin].isalnum()) or (after.isalnum() and text[end - 1].isalnum())
-
-
-def _cut_in_front(text: str, form: str) -> int:
-    """How many characters at the begin of the text are the end of the form: a tail may begin in its middle."""
-    at = text.find(form[-HEAD:], 0, len(form) - 1)
-    size = at + HEAD
-    return size if at >= 0 and text.startswith(form[-size:]) else 0
+    while (at := text.find(form[:HEAD], place)) >= 0:
+        parts += [text[place:at], placeholder]
+        place = at + len(commonprefix([text[at : at + len(form)], form]))
+    return "".join([*parts, text[place:]])

@@ -31,6 +31,7 @@ from tools.facts import (
     MachineFact,
     MemoryFact,
     ModelFact,
+    OpenFilesFact,
     ProcessFact,
     ask,
     decode,
@@ -270,6 +271,16 @@ async def test_nvidia_smi_that_hangs_fails_or_answers(
     else:
         assert found.error is not None
         assert error in found.error
+
+
+# --- open files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["64", "1024"])
+def test_the_limit_of_open_files_is_the_hard_one(limit: str) -> None:
+    script = f"ulimit -S -n 32 && ulimit -H -n {limit} && {OpenFilesFact().command()}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    assert OpenFilesFact().parse(done.stdout) == int(limit)
 
 
 # --- models ------------------------------------------------------------------------------------------------
