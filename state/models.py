@@ -16,9 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 
 class Frozen(BaseModel):
-    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored."""
+    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What was given stands in no error text, for it may be a secret.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def canonical_json(value: object) -> str:

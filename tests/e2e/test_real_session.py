@@ -463,6 +463,7 @@ def test_doctor_looks_and_touches_nothing(live: Live) -> None:
     diagnosis = json.loads(told.out.read_text())
     checks = {check["name"]: check["status"] for check in diagnosis["checks"]}
     assert (checks["server"], checks["generates"], checks["restorable"]) == ("ok", "ok", "ok")
+    assert checks["open files"] in ("ok", "warning"), "a load of two streams fits everywhere"
     assert [item["id"] for item in diagnosis["plan"]] == ["faster", "refused"]
     assert CANARY not in told.said
     readable = live.host.command("doctor", str(session))
