@@ -31,7 +31,7 @@ def doubts(taken: Measurement, comparison: Comparison, rule: ValidityRule) -> tu
 
 
 def otherwise(taken: Measurement, comparison: Comparison) -> str | None:
-    """What held the machine back in a candidate's run and in none of its parent's; worth a note, no reason against it."""
+    """What slowed the machine down in a candidate's run and in none of its parent's; a note, no reason against it."""
     parent = [run.telemetry for run in parent_runs(comparison, taken.load_point) if run.telemetry is not None]
     if taken.arm is not Arm.CANDIDATE or taken.telemetry is None or not any(one.gpu for one in parent):
         return None

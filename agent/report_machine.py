@@ -1,4 +1,4 @@
-"""The report's table of what the machine and the server's own counters showed beside each experiment; it judges nothing."""
+"""The report's table of what machine and server counters showed beside each experiment; it judges nothing."""
 
 from __future__ import annotations
 

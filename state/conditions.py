@@ -1,4 +1,4 @@
-"""Under which conditions runs were made, in words, from what the sampler saw beside them; pure, and it judges nothing."""
+"""Under which conditions runs were made, in words, from what the sampler saw; pure, and it judges nothing."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ for package in sys.argv[1:]:
                 note(folder, name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 print("signature", seen.hexdigest())
 """
-"""Run by the program's own interpreter; it finds the packages without importing them, and fails for one it cannot find."""
+"""Run by the program's own interpreter; finds the packages without importing them, and fails where there is none."""
 NOT_FROM_HERE = "import sys\nsys.path.pop(0)\n"
 """A script does not look for its packages in the working directory, as code in the command line does."""
 SIGNATURE = re.compile(r"^signature ([0-9a-f]{64})$", re.MULTILINE)
@@ -76,7 +76,8 @@ class HelpCache:
             await self.host.check(f"umask 077 && mkdir -p {folder}")
             for key, said in self.unkept.items():
                 await self.host.put(_path(root, key), json.dumps(said).encode())
-            await self.host.check(f"cd {folder} && ls -t | tail -n +{KEPT + 1} | while read -r old; do rm -f \"$old\"; done")
+            newest = f"ls -t | tail -n +{KEPT + 1}"
+            await self.host.check(f'cd {folder} && {newest} | while read -r old; do rm -f "$old"; done')
         self.unkept = {}
 
 

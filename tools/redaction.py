@@ -110,7 +110,7 @@ class Redactor:
 
 
 def discreet(owner: Owner) -> Owner:
-    """For a class with a `redactor`: no public coroutine of it tells a secret, neither in its result nor in an error."""
+    """For a class with a `redactor`: no public coroutine of it tells a secret, as its result or in an error."""
     for name, method in list(vars(owner).items()):
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
             setattr(owner, name, _redacted(method))
@@ -141,7 +141,7 @@ def _redacted(method: Callable[Given, Awaitable[Told]]) -> Callable[Given, Await
 
 
 def _forms(value: str) -> set[str]:
-    """A value as programs print it: as it is, in JSON, by repr(), in a URL; bytes that are no UTF-8 as logs are read."""
+    """A value as programs print it: plain, in JSON, by repr(), in a URL; bytes that are no UTF-8 as logs are read."""
     shown = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     url = quote(value, safe="", errors="surrogateescape")
     return {value, shown, json.dumps(value)[1:-1], json.dumps(shown, ensure_ascii=False)[1:-1], repr(value)[1:-1], url}

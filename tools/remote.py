@@ -653,7 +653,7 @@ class RemoteTarget:
         return diagnose(self.adapter.engine, self.redactor.text(await self._log(key)), code)
 
     async def _log(self, key: str) -> str:
-        """The start of the server's log and its end: causes stand early, reports late. A line that is cut is left out."""
+        """The start of the server's log and its end: causes stand early, reports late. A cut line is left out."""
         texts = []
         for name in ("stdout", "stderr"):
             path = f"{jobs.job_dir(self.root, key)}/{name}"
@@ -666,7 +666,7 @@ class RemoteTarget:
         return "\n".join(texts)
 
     async def _client_key(self) -> None:
-        """Know the client's own key, to keep it out of texts; a file that cannot be read is told of by its first use."""
+        """Know the client's own key, to keep it out of texts; a file that cannot be read is told by its first use."""
         if self.settings.api_key_file is None:
             return
         with unquoted():

@@ -41,7 +41,10 @@ def seen(*boards: dict[str, Any], **fields: Any) -> Telemetry:
             "330 W of 700 W, 98 %, 2301 MHz, 71.0 GiB, 61 °C,"
             " slowed by power cap, software thermal limit, hardware thermal limit",
         ),
-        ((seen(board(), board(index="1", power_w=span(130.4))),), "2 GPUs, each 230 W of 700 W, 98 %, 2301 MHz, 71.0 GiB, 61 °C"),
+        (
+            (seen(board(), board(index="1", power_w=span(130.4))),),
+            "2 GPUs, each 230 W of 700 W, 98 %, 2301 MHz, 71.0 GiB, 61 °C",
+        ),
         ((seen(board()), seen(board(util_pct=span(50.0)))), "330 W of 700 W, 74 %, 2301 MHz, 71.0 GiB, 61 °C"),
         ((seen({"index": "0"}),), ""),
         ((seen(board(power_limit_w=None, sm_mhz=None, memory_mb=None, temperature_c=None)),), "330 W, 98 %"),

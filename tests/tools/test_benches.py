@@ -658,7 +658,11 @@ BOARDS = [
         "throttle_reasons": ["0x0000000000000000", "0x0000000000000004"],
     }
 ]
-COUNTED = {"vllm:request_success_total": 24.0, "vllm:num_preemptions_total": 3.0, "vllm:generation_tokens_total": 1152.0}
+COUNTED = {
+    "vllm:request_success_total": 24.0,
+    "vllm:num_preemptions_total": 3.0,
+    "vllm:generation_tokens_total": 1152.0,
+}
 
 
 def observed_by(name: str) -> tuple[BenchCase, Files]:

@@ -666,7 +666,8 @@ def test_gpu_readings_are_summarised(
     shim(
         tmp_path,
         monkeypatch,
-        "echo '0, 501.5, 1980, 93, 70000, 61, 700.00, 0x0000000000000004'; echo '1, [N/A], 1200, 0, 5, 40, 700.00, 0x0'",
+        "echo '0, 501.5, 1980, 93, 70000, 61, 700.00, 0x0000000000000004';"
+        " echo '1, [N/A], 1200, 0, 5, 40, 700.00, 0x0'",
     )
     with stub_server("--rate", "40", "--streams", "4") as paced:
         result = client.run(paced.url)
