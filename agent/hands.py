@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Literal
 
+from agent.beside_parent import doubts, otherwise
 from agent.config import SessionConfig
 from agent.evidence import spoilt
 from agent.judge import Comparison, Need, collapsing, pace
@@ -223,7 +224,9 @@ class Hands:
         closed, result = await self._finish_run(taken, key, comparison, trial)
         self.journal.fault(f"{taken.id}:collected")
         raw, given = (None, ()) if result is None else (result.raw, result.answers)
-        self.write(ev.MeasurementClosed(measurement=closed, raw=raw, answers=given))
+        note = otherwise(closed, comparison)
+        notes = () if note is None else (ev.Noted(text=f"{closed.id}: {note}", subject=closed.id),)
+        self.write(ev.MeasurementClosed(measurement=closed, raw=raw, answers=given), *notes)
         return closed
 
     def void(self, need: Need, comparison: Comparison, trial: Trial, reason: str) -> None:
@@ -388,7 +391,9 @@ class Hands:
             missing = (f"the client left no result: {error.tail or error.what}", *said)
             return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
         point = self.config.workload.point(taken.load_point)
+        measured = taken.model_copy(update={"metrics": result.metrics, "telemetry": result.telemetry})
         reasons = (*invalid_reasons(result.metrics, result.telemetry, point, self.config.validity), *said)
+        reasons = reasons or doubts(measured, comparison, self.config.validity)
         serving = await self.target.serving()
         traffic = await self.target.foreign_traffic()
         if traffic is not None:
@@ -397,12 +402,10 @@ class Hands:
             reasons = (*reasons, GONE)
         if collapse is not None and complained is None:
             reasons = (COLLAPSED, collapse)
-        closed = taken.model_copy(
+        closed = measured.model_copy(
             update={
                 "status": MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID,
                 "reasons": reasons,
-                "metrics": result.metrics,
-                "telemetry": result.telemetry,
                 "seconds": self._since(self.store.opened_at("measurements", taken.id)),
             }
         )

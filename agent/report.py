@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
+from agent.report_machine import machine_section
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
@@ -20,6 +21,7 @@ def markdown(store: Store, session_id: str) -> str:
         *_configuration(store, row),
         *_experiments(store, row),
         *_turns(store, row),
+        *machine_section(store, row),
         *_findings(store, row),
         *_downtime(store, row),
         *_method(store, row),

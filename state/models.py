@@ -19,9 +19,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 class Frozen(BaseModel):
-    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored."""
+    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What was given stands in no error text, for it may be a secret.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def canonical_json(value: object) -> str:
@@ -538,6 +541,27 @@ class Summary(Frozen):
     p99: float | None = None
 
 
+class Span(Frozen):
+    """A reading over one run."""
+
+    mean: float
+    min: float
+    max: float
+
+
+class Board(Frozen):
+    """One GPU during one run; None for what its driver does not tell."""
+
+    index: str
+    power_w: Span | None = None
+    power_limit_w: Span | None = Field(default=None, description="what the board may draw")
+    sm_mhz: Span | None = None
+    util_pct: Span | None = None
+    memory_mb: Span | None = None
+    temperature_c: Span | None = None
+    throttle_reasons: tuple[str, ...] = Field(default=(), description="each mask that the driver showed")
+
+
 class Telemetry(Frozen):
     """What the host did during one run; None where it could not be observed."""
 
@@ -548,7 +572,11 @@ class Telemetry(Frozen):
     client_cpu_share: float | None = Field(default=None, description="of one core")
     mem_available_mb: float | None = None
     server_rss_mb: float | None = None
-    gpu: dict[str, Any] | None = None
+    gpu: tuple[Board, ...] | None = None
+    requests_served: int | None = Field(default=None, description="by the server's own counters")
+    preemptions: int | None = Field(
+        default=None, description="how often the server set a request aside for want of room, by its own counters"
+    )
 
 
 class Metrics(Frozen):
@@ -830,6 +858,12 @@ class ValidityRule(Frozen):
     counter_tolerance: float = Field(default=0.05, ge=0, description="server's tokens may differ by this fraction")
     min_retokenized_share: float = Field(
         default=0.5, ge=0, le=1, description="tokens in the text that came / output tokens that a client counted"
+    )
+    retokenized_tolerance: float = Field(
+        default=0.05, ge=0, description="the same share may differ from the parent's by this fraction"
+    )
+    implausible_ratio: float = Field(
+        default=3.0, gt=1, description="a run so many times the parent's is measured once more before it counts"
     )
     retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")

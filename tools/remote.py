@@ -14,7 +14,7 @@ import json
 import secrets as randomness
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -60,12 +60,15 @@ from tools.facts import (
     MachineFact,
     MemoryFact,
     ModelFact,
+    OpenFilesFact,
     PortFacts,
     ProcessFact,
     ProcessFacts,
     ask,
     model_named,
 )
+from tools.help_cache import HelpCache, key_of, signature
+from tools.redaction import Redactor, discreet, unquoted
 from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
@@ -81,6 +84,7 @@ from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, 
 
 Known = TypeVar("Known")
 KEY_BYTES = 32
+CLIENT_KEY = "«secret:client key»"
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
 WORD = "NEEDS-HUMAN"
@@ -109,6 +113,7 @@ class RemoteSettings(Frozen):
     api_key_file: str | None
 
 
+@discreet
 class RemoteTarget:
     """One server on one host."""
 
@@ -129,6 +134,8 @@ class RemoteTarget:
         self.has_asides = False
         self.hash_key = randomness.token_bytes(KEY_BYTES)
         self.secrets: dict[str, str] = {}
+        self.redactor = Redactor()
+        self.helps = HelpCache(host)
         self.adopted: ProcessId | None = None
         self.original: LaunchSpec | None = None
         self.holder = Holder()
@@ -146,6 +153,7 @@ class RemoteTarget:
             self.machine = await ask(self.host, MachineFact())
             self.root = self.settings.directory.replace("~", self.machine.home, 1)
             await self._needs(self.machine)
+            await self._client_key()
         return self.machine
 
     async def prepare(self, earlier: Adoption | None = None) -> None:
@@ -156,7 +164,8 @@ class RemoteTarget:
         await self.look_around()
         if earlier is not None:
             self.adopted, self.original, self.holder = earlier.process, earlier.spec, earlier.holder
-            self.container = await find_again(self.host, self.holder)
+            with unquoted():
+                self.container = await find_again(self.host, self.holder)
         place = shlex.quote(self.root)
         await self.host.check(f"umask 077 && mkdir -p {place}/jobs && chmod 700 {place}")
         await self.host.put(f"{self.root}/stream_client.py", builtin.source(), 0o600)
@@ -167,6 +176,9 @@ class RemoteTarget:
             self.hash_key = self._read("hash.key", key, _key)
         stored = await self._file("secrets.json")
         self.secrets = self._read("secrets.json", stored, _secrets) if stored is not None else {}
+        if self.original is not None:
+            self.redactor.learn(self.original, self.secrets)
+        await self.helps.keep(self.root)
         self.prepared = True
 
     # --- the lease -----------------------------------------------------------------------------------------
@@ -209,7 +221,8 @@ class RemoteTarget:
 
     async def leave_word(self, text: str) -> None:
         """See `Target.leave_word`."""
-        await self._held().put(f"{self.root}/{WORD}", text.encode("utf-8", "surrogateescape") + b"\n")
+        word = self.redactor.text(text).encode("utf-8", "surrogateescape")
+        await self._held().put(f"{self.root}/{WORD}", word + b"\n")
 
     async def release(self) -> None:
         """See `Target.release`."""
@@ -275,7 +288,8 @@ class RemoteTarget:
                 where={"host": self.host.name, "url": self.settings.url},
                 do="start the server, or correct server.url in the session file",
             )
-        found = await find(self.host, facts, machine)
+        with unquoted():
+            found = await find(self.host, facts, machine)
         self.holder, self.container = found.holder, found.container
         declared = await self._declare(facts)
         if self.prepared:
@@ -298,6 +312,11 @@ class RemoteTarget:
         await self.look_around()
         seen = await ask(self.host, FolderFact(self.root, self.settings.python))
         return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
+
+    async def open_files(self) -> int | None:
+        """See `Target.open_files`."""
+        await self.look_around()
+        return await ask(self.host, OpenFilesFact())
 
     async def client(self) -> str:
         """See `Target.client`; asked in the way in which the client will be started."""
@@ -489,14 +508,14 @@ class RemoteTarget:
         while True:
             state = await jobs.look(self.host, self.root, key)
             if state.phase != "running":
-                return diagnose(self.adapter.engine, await self._log(key), state.exit)
+                return await self._diagnosed(key, state.exit)
             facts = await self._listener()
             if facts is not None and await self._launch_key(facts) == key:
                 alive = await self._generates(max(5.0, deadline - time.monotonic()))
                 if alive.state == "alive":
                     return await self._as_asked(facts) or await self._ready(key, facts)
             if time.monotonic() > deadline:
-                told = diagnose(self.adapter.engine, await self._log(key), None)
+                told = await self._diagnosed(key, None)
                 if told.failure_class != FailureClass.UNKNOWN:
                     return told
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
@@ -547,7 +566,7 @@ class RemoteTarget:
     async def collect_run(self, key: str) -> RunResult:
         """See `Target.collect_run`."""
         try:
-            return self.bench.parse(await self._left(key), key)
+            return self._storable(self.bench.parse(await self._left(key), key), key)
         except CommandFailed as error:
             said = await jobs.tail(self.host, self.root, key, "stderr", 12)
             raise CommandFailed(
@@ -645,6 +664,7 @@ class RemoteTarget:
             limits=facts.limits,
             keyed=self._keyed,
         )
+        self.redactor.learn(declared.spec, declared.secrets)
         return declared._replace(spec=declared.spec.model_copy(update={"beside": beside}))
 
     async def learn(self, spec: LaunchSpec) -> None:
@@ -669,17 +689,29 @@ class RemoteTarget:
         return self.overlaid[folders]
 
     async def _learn(self, argv: tuple[str, ...], cwd: str, environ: Mapping[str, str]) -> tuple[FlagTable, str]:
-        """Flags and version, from the very program: started as it is, but without its arguments."""
+        """Flags and version, from the very program: started as it is, but without its arguments; or as kept of it."""
         program = self.adapter.program(argv)
         kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
         words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
-        said = []
-        for command in (self.adapter.help_command(program), self.adapter.version_command(program)):
-            script = f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+
+        def in_place(command: Sequence[str]) -> str:
             if self.container is not None:
-                script = f"{{ {in_place_sh(self.holder, self.root, self.container, command)}\n}} 2>&1 </dev/null"
-            said.append((await self.host.check(script, timeout_s=120)).text)
-        return self.adapter.parse_help(said[0]), self.adapter.parse_version(said[1])
+                return f"{{ {in_place_sh(self.holder, self.root, self.container, command)}\n}} 2>&1 </dev/null"
+            return f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+
+        commands = self.adapter.help_command(program), self.adapter.version_command(program)
+        signed = await signature(self.host, in_place, program[0], self.adapter.packages)
+        place = "" if self.container is None else self.container.id
+        key = None if signed is None else key_of(signed, list(map(list, commands)), cwd, kept, place)
+        said = None if key is None else await self.helps.find(self.root, key)
+        if said is None:
+            said = [(await self.host.check(in_place(command), timeout_s=120)).text for command in commands]
+        learned = self.adapter.parse_help(said[0]), self.adapter.parse_version(said[1])
+        if key is not None:
+            self.helps.note(key, said)
+            if self.prepared:
+                await self.helps.keep(self.root)
+        return learned
 
     async def _generates(self, timeout_s: float) -> probe.Liveness:
         return await probe.generates(
@@ -755,22 +787,38 @@ class RemoteTarget:
     def _keyed(self, text: str) -> str:
         return hmac.new(self.hash_key, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:16]
 
+    async def _diagnosed(self, key: str, code: int | None) -> Failure:
+        """Why a launch failed; the log is redacted first, since what is told of it is cut to length."""
+        return diagnose(self.adapter.engine, self.redactor.text(await self._log(key)), code)
+
     async def _log(self, key: str) -> str:
-        """The start of the server's log and its end: causes stand early, reports late."""
+        """The start of the server's log and its end: causes stand early, reports late. A cut line is left out."""
         texts = []
         for name in ("stdout", "stderr"):
             path = f"{jobs.job_dir(self.root, key)}/{name}"
             head = await self.host.get(path, limit=CHUNK_BYTES // 4)
-            texts.append(head.decode("utf-8", "replace"))
-            if len(head) == CHUNK_BYTES // 4:
-                texts.append(await jobs.tail(self.host, self.root, key, name, 400))
+            if len(head) < CHUNK_BYTES // 4:
+                texts.append(head.decode("utf-8", "replace"))
+                continue
+            texts.append(head.rpartition(b"\n")[0].decode("utf-8", "replace"))
+            texts.append(await jobs.tail(self.host, self.root, key, name, 400))
         return "\n".join(texts)
+
+    async def _client_key(self) -> None:
+        """Know the client's own key, to keep it out of texts; a file that cannot be read is told by its first use."""
+        if self.settings.api_key_file is None:
+            return
+        with unquoted():
+            read = await self.host.run(f"cat {shlex.quote(self.settings.api_key_file)}")
+        for line in read.text.splitlines() if read.ok else ():
+            self.redactor.hide(CLIENT_KEY, line)
 
     async def _file(self, name: str) -> bytes | None:
         """A file of our directory, None when it is not there; one that is there but cannot be read is an error."""
         path = f"{self.root}/{name}"
         there = await self.host.run(f"[ -e {shlex.quote(path)} ]")
-        return await self.host.get(path) if there.ok else None
+        with unquoted():
+            return await self.host.get(path) if there.ok else None
 
     def _read(self, name: str, stored: bytes, parse: Callable[[bytes], Known]) -> Known:
         """A file of ours; a power cut can leave one empty."""
@@ -797,6 +845,16 @@ class RemoteTarget:
             with suppress(CommandFailed):
                 files[name] = await self._whole(f"{jobs.job_dir(self.root, key)}/{name}")
         return files
+
+    def _storable(self, result: RunResult, key: str) -> RunResult:
+        """The result without secrets; its figures are those of what is stored, as a later check reads them again."""
+        answers = tuple(
+            one.model_copy(update={"error": self.redactor.text(one.error)}) if one.error else one
+            for one in result.answers
+        )
+        raw = self.redactor.data(result.raw)
+        told = result if raw == result.raw else self.bench.again(raw, key)
+        return told.model_copy(update={"answers": answers})
 
     async def _hardware(self, machine: Machine) -> str:
         gpus = await ask(self.host, GpuFact())

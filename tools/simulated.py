@@ -164,6 +164,10 @@ class SimulatedTarget:
         """The world measures itself."""
         return "builtin"
 
+    async def open_files(self) -> int | None:
+        """As many as it likes."""
+        return None
+
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(

@@ -162,6 +162,10 @@ class Target(Protocol):
         """
         ...
 
+    async def open_files(self) -> int | None:
+        """How many files a benchmark client may open there, None for any number; reads only."""
+        ...
+
     async def facts(self) -> TargetFacts:
         """What planners may know; reads only."""
         ...

@@ -348,6 +348,18 @@ def test_another_client_makes_another_workload(tmp_path: Path) -> None:
         ('client = "sglang"', 'client = "sglang"\nendpoint = "/x"', 'model = "m"', "sglang measures /v1/completions"),
         ('client = "sglang"', 'client = "aiperf"', 'model = "m"\napi_key_file = "/k"', "where everybody on the host"),
         ('client = "sglang"', 'client = "sglnag"', 'model = "m"', "workload.client"),
+        (
+            'client = "sglang"',
+            'client = "sglang"\nclient_args = ["--api-key=abc"]',
+            'model = "m"',
+            "workload.client_args: a secret must not stand in the session file",
+        ),
+        (
+            'client = "sglang"',
+            'client = "sglang"\nclient_args = ["--header", "Authorization: Bearer abc"]',
+            'model = "m"',
+            "a secret must not stand in the session file",
+        ),
     ],
 )
 def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: str, server: str, said: str) -> None:

@@ -28,6 +28,7 @@ from tests.ssh_servers import SSHD, SshServer, await_port, free_port, openssh
 
 PROJECT = Path(__file__).resolve().parents[2]
 WITNESSED = (sys.executable, str(PROJECT / "tests" / "e2e" / "witness.py"))
+TALKATIVE = (sys.executable, str(PROJECT / "tests" / "e2e" / "talkative.py"))
 MODEST = "--threads 1 --parallel 2 --ctx-size 1024 --flash-attn off --ubatch-size 1 --metrics"
 CANARY = "canary-7f3e9b-must-not-leave-the-host"
 LIMIT_S = 300
@@ -162,6 +163,8 @@ class Rig:
         """More environment for every agent."""
         self.agents_within: tuple[str, ...] = ()
         """A command that becomes the agent elsewhere, such as in a network namespace."""
+        self.around_server: dict[str, str] = {}
+        """More environment for the server as the operator starts it."""
 
     # --- what an operator does -----------------------------------------------------------------------------
 
@@ -187,6 +190,7 @@ class Rig:
             "SECRET_CANARY": f"{CANARY}-env",
         }
         detach = 'tty=$1; shift; setsid "$@" <"$tty" >>server.log 2>&1 & echo $!'
+        environ |= self.around_server
         command = ["/bin/sh", "-c", detach, "sh", stdin, *words]
         started = subprocess.run(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True)
         pid = int(started.stdout)

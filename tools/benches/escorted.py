@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from state.errors import CommandFailed
 from state.models import Metrics
-from tools.benches import builtin
+from tools.benches import builtin, stream_client
 from tools.benches.base import RESULT, Place
 from tools.benches.told import Asked, Figures, differences, labels, loads, only_printed, rates, result_part
 from tools.target import RunRequest, RunResult
@@ -141,7 +141,13 @@ class EscortedClient(ABC):
                     "server_output_tokens": server_tokens(escort.get("counters"), metrics.output_tokens),
                 }
             )
-            telemetry = builtin.read_telemetry({"telemetry": escort.get("telemetry"), "client": {}})
+            telemetry = builtin.read_telemetry(
+                {
+                    "telemetry": escort.get("telemetry"),
+                    "client": {},
+                    "server_counters": in_between(escort.get("counters")),
+                }
+            )
             telemetry = telemetry.model_copy(update={"client_cpu_share": self._cpu_share(escort)})
             return RunResult(metrics=metrics, telemetry=telemetry, raw=dict(raw))
         except (ValueError, KeyError, TypeError, AttributeError) as wrong:
@@ -174,6 +180,13 @@ def server_tokens(counters: Mapping[str, Any] | None, claimed: int) -> int | Non
     most = after - before
     least = 0 if begin is None else after - begin
     return min(max(claimed, least), most)
+
+
+def in_between(counters: Mapping[str, Any] | None) -> dict[str, float] | None:
+    """What the server counted while the client measured: from its mark on, or from its start where it gave none."""
+    told = counters or {}
+    before, after = told.get("begin") or told.get("before"), told.get("after")
+    return stream_client.counter_deltas(before, after)
 
 
 def ending(escort: Mapping[str, Any]) -> str:

@@ -141,6 +141,11 @@ class ServerAdapter(Protocol):
         """Canonical names whose values are only ever stored as keyed hashes."""
         ...
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Python packages from which the help comes, where printing it takes long; () where it is asked each time."""
+        ...
+
     def program(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The leading words that start the program: interpreter, module or script, or the binary alone."""
         ...
@@ -246,7 +251,9 @@ VOLATILE_NAMES = frozenset(
     | {"LISTEN_PID", "MAINPID", "MANAGERPID", "WATCHDOG_PID"}
 )
 VOLATILE_PREFIXES = ("SSH_", "RATCHET_")
-SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+SECRET_NAME = re.compile(
+    r"(^|_)(API)?(KEYS?|TOKEN|SECRETS?|PASS(WORD|WD|PHRASE)?|PWD|CREDENTIALS?|AUTH|COOKIE)$", re.IGNORECASE
+)
 
 KeyedHash = Callable[[str], str]
 

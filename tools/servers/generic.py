@@ -125,6 +125,7 @@ class Generic:
     """A server as a session file describes it; without a health check, a TCP connection to `url` is the proof."""
 
     engine: ClassVar[str] = "generic"
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, rules: GenericRules, url: str) -> None:
         self.rules = rules

@@ -61,6 +61,7 @@ class LlamaCpp:
     """llama-server's command line and HTTP API."""
 
     engine: ClassVar[str] = "llamacpp"
+    packages: ClassVar[tuple[str, ...]] = ()
     env_prefixes: ClassVar[tuple[str, ...]] = (
         "LLAMA_", "GGML_", "OMP_", "GOMP_", "KMP_", "CUDA_VISIBLE_DEVICES", "CUDA_SCALE_", "HIP_VISIBLE_DEVICES",
     )  # fmt: skip

@@ -59,6 +59,7 @@ class PythonServer:
 
     engine: ClassVar[str]
     package: ClassVar[str]
+    """Its own name, under which its version and its files are found."""
     syntax: ClassVar[words.Syntax]
     secret_flags: ClassVar[frozenset[str]]
     env_prefixes: ClassVar[tuple[str, ...]]
@@ -75,6 +76,11 @@ class PythonServer:
     """Live calls that the engine has, with the reason why Ratchet makes none of them an experiment."""
     settable: ClassVar[frozenset[str]] = frozenset()
     """Live settings that an experiment may make."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """See `ServerAdapter.packages`."""
+        return (self.package,)
 
     def program(self, argv: Sequence[str]) -> tuple[str, ...]:
         """See `ServerAdapter.program`; the subcommand belongs to it."""
