@@ -11,8 +11,9 @@ from collections.abc import Callable
 from agent.config import SessionConfig
 from agent.evidence import ABANDONED
 from agent.judge import Comparison, Need, collapsing, pace
+from agent.manners import Manners
 from agent.progress import Progress
-from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, foreign_requests, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -65,6 +66,7 @@ class Hands:
         self.refused: RefusedForSafety | None = None
         self.guarded = ""
         self.boots_noted: set[str] = set()
+        self.manners = Manners(self)
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
@@ -281,9 +283,12 @@ class Hands:
             missing = (f"the client left no result: {error.tail or error.what}",)
             return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
         point = self.config.workload.point(taken.load_point)
-        reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity)
+        rate = self.config.manners.max_foreign_rps
+        reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity, rate)
         serving = await self.target.serving()
-        traffic = await self.target.foreign_traffic()
+        # Beside tolerated traffic it is the run's own window that counts, if the server counts.
+        counted = rate and foreign_requests(result.metrics) is not None
+        traffic = None if counted else await self.target.foreign_traffic(rate)
         if traffic is not None:
             reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:

@@ -19,7 +19,12 @@ class Remeasured(Frozen):
 
 
 def remeasured(
-    taken: Measurement, raw: dict[str, Any] | None, key: str, workload: Workload, rule: ValidityRule
+    taken: Measurement,
+    raw: dict[str, Any] | None,
+    key: str,
+    workload: Workload,
+    rule: ValidityRule,
+    max_foreign_rps: float = 0.0,
 ) -> Remeasured:
     """The run as the raw result and the rule have it; `key` is the run's name on the host.
 
@@ -44,7 +49,7 @@ def remeasured(
     else:
         trusted = tuple(reason for reason in taken.reasons if seen_outside(reason))
         point = workload.point(taken.load_point)
-        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, rule), *trusted)
+        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, rule, max_foreign_rps), *trusted)
     return Remeasured(
         measurement=taken.model_copy(
             update={

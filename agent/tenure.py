@@ -147,7 +147,7 @@ class Tenure:
         if now == self.hands.last_boot() or now in self.hands.boots_noted:
             return
         self.hands.boots_noted.add(now)
-        original = self.hands.role(Role.ORIGINAL)
+        original, known_good = self.hands.role(Role.ORIGINAL), self.hands.role(Role.KNOWN_GOOD)
         serving = await self.target.serving()
         happened: list[ev.Event] = []
         why = "nothing that was started before survived, the loop brings known-good up again"
@@ -156,6 +156,9 @@ class Tenure:
             found = Trial(id="", experiment_id=RESTORE, fingerprint=original, process=serving.process, adopted=True)
             happened += self._found(found)
             why = f"the original configuration came back by itself as process {serving.process.pid}"
+        elif serving is not None and serving.key is not None and serving.spec.fingerprint == known_good:
+            happened += self._found(Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process))
+            why = f"the winner, which was made to last, came back by itself as process {serving.process.pid}"
         self._note(happened, "the host was rebooted", why)
 
     def _found(self, trial: Trial) -> list[ev.Event]:

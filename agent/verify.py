@@ -195,7 +195,8 @@ def _run(event: ev.MeasurementClosed, config: SessionConfig | str, session_id: s
     taken = event.measurement
     if isinstance(config, str):
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=config), event
-    again = remeasured(taken, event.raw, f"{session_id}-{taken.id}", config.workload, config.validity)
+    rate = config.manners.max_foreign_rps
+    again = remeasured(taken, event.raw, f"{session_id}-{taken.id}", config.workload, config.validity, rate)
     if again.unread:
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=again.unread), event
     found = differences(taken.model_dump(mode="json"), again.measurement.model_dump(mode="json"))

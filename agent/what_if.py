@@ -221,7 +221,8 @@ class _Rejudged:
         """The end of a run with the status that it has under the rule."""
         taken = event.measurement
         rule = self.config.validity
-        again = remeasured(taken, event.raw, f"{self.session_id}-{taken.id}", self.config.workload, rule)
+        rate = self.config.manners.max_foreign_rps
+        again = remeasured(taken, event.raw, f"{self.session_id}-{taken.id}", self.config.workload, rule, rate)
         if again.unread:
             self.notes[taken.id] = "as written, for the result cannot be read again"
         elif again.measurement.status is not taken.status:

@@ -379,6 +379,9 @@ class Metrics(Frozen):
     client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
     stopped_early: str | None = None
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+    server_requests: int | None = Field(
+        default=None, description="requests that ended in the run's window, by the server's own count"
+    )
     unusable: tuple[str, ...] = Field(
         default=(), description="figures that the client told but that measure nothing: not finite, or below zero"
     )

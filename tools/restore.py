@@ -15,6 +15,8 @@ from pydantic import Field
 from state.models import Frozen, ProcessId
 from tools.job_scripts import prepare_script, start_script
 from tools.jobs import STARTED_WITHIN_S, job_dir
+from tools.manners import MARK as DRAINED
+from tools.manners import Undrain
 from tools.procfs import LISTENING_SH, STAT_SH
 from tools.servers.base import HttpRequest
 from tools.servers.probe import probe_source
@@ -38,6 +40,7 @@ class Restore(Frozen):
     python: str
     generate: HttpRequest
     deadline_s: float
+    undrain: Undrain | None = Field(default=None, description="gives a known-good that generates back to its users")
 
     def render(self) -> str:
         """The whole script, POSIX sh."""
@@ -47,13 +50,33 @@ class Restore(Frozen):
         steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
         return f"""
 {STAT_SH}{LISTENING_SH}{self._who_serves()}{self._generates()}
-if [ -n "$good" ] && generates 3; then echo "known-good serves as process $good and generates"; exit {ALREADY}; fi
+if [ -n "$good" ] && generates 3; then
+  {self._given_back()}
+  echo "known-good serves as process $good and generates"
+  exit {ALREADY}
+fi
 printf %s {shlex.quote(self.launch_script)} | ( {prepare} ) || exit 1
 {steps}
 printf %s {shlex.quote(self.launch_script)} | ( {begin} ) || exit 1
 generates {max(1, int(self.deadline_s))} || {{ echo "known-good was started but does not generate"; exit 1; }}
+{self._given_back()}
 echo "known-good serves as launch {self.key} and generates"
 """
+
+    def _given_back(self) -> str:
+        """Ends a drain of ours; what cannot be given back is said, and tried again by the next agent."""
+        if self.undrain is None:
+            return ":"
+        said = f"the server is still drained, which failed to end: {shlex.join(self.undrain.draining.undrain)}"
+        return f"{self.undrain.render()} || echo {shlex.quote(said)}"
+
+    def _still_drained(self) -> str:
+        """Says that a server which is left alone is out of its users' way by our doing."""
+        if self.undrain is None:
+            return ":"
+        mark = shlex.quote(f"{self.root}/{DRAINED}")
+        said = f"the server is still drained by us; to put it back: {shlex.join(self.undrain.draining.undrain)}"
+        return f"[ ! -e {mark} ] || echo {shlex.quote(said)}"
 
     def _who_serves(self) -> str:
         """Sets `good` to the process on the port if that is known-good; exits FOREIGN for somebody else's."""
@@ -83,7 +106,8 @@ for inode in $inodes; do
         case "$marks" in *{SPEC_MARK}={self.fingerprint}*) good=$pid ;; esac ;;
       *)
         if {adopted}; then {is_good}
-        else echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}
+        else {self._still_drained()}
+          echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}
         fi ;;
     esac
   done

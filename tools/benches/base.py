@@ -17,6 +17,7 @@ REQUEST, RESULT, PROGRESS = "request.json", "result.json", "progress.json"
 """Files of our own client in the folder of a run; an external client's run has the first two as well."""
 
 COUNTED = ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total")
+REQUESTS_COUNTED = ("vllm:request_success_total", "sglang:num_requests_total")
 
 
 class Place(Frozen):

@@ -15,7 +15,7 @@ from typing import Any
 
 from state.errors import CommandFailed
 from state.models import Answer, Metrics, Summary, Telemetry
-from tools.benches.base import COUNTED, PROGRESS, REQUEST, RESULT, Place
+from tools.benches.base import COUNTED, PROGRESS, REQUEST, REQUESTS_COUNTED, RESULT, Place
 from tools.target import RunRequest, RunResult
 
 SAMPLE_INTERVAL_S = 0.5
@@ -142,6 +142,7 @@ def _metrics(raw: dict[str, Any]) -> Metrics:
         client_bottleneck=client.get("bottleneck_reason"),
         stopped_early=raw["stopped_early"] or raw["error"],
         server_output_tokens=counted(raw.get("server_counters")),
+        server_requests=counted(raw.get("server_counters"), REQUESTS_COUNTED),
     )
 
 
@@ -161,9 +162,9 @@ def read_answers(told: dict[str, Any] | None) -> tuple[Answer, ...]:
     )
 
 
-def counted(counters: dict[str, float] | None) -> int | None:
-    """Output tokens by the server's own counters, None where it has none that we know."""
-    for name in COUNTED:
+def counted(counters: dict[str, float] | None, names: tuple[str, ...] = COUNTED) -> int | None:
+    """Output tokens, or what `names` count, by the server's own counters; None where it has none that we know."""
+    for name in names:
         if counters and name in counters:
             return int(counters[name])
     return None
