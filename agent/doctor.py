@@ -9,7 +9,7 @@ from typing import Literal
 
 from agent import chooser
 from agent.config import SessionConfig
-from agent.manners import beyond_ceiling, unmeasured, within_ceiling
+from agent.manners import unmeasured, within_ceiling
 from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,
@@ -155,9 +155,9 @@ async def _quiet(target: Target, config: SessionConfig) -> Check:
 async def _manners(target: Target, config: SessionConfig) -> list[Check]:
     """What would be done to spare the users of the server; the probe is run, nothing else."""
     rules, found = config.manners, []
-    if beyond := beyond_ceiling(config):
+    if left_out := unmeasured(config):
         do = "give drain and undrain commands, if these load points matter"
-        found.append(Check(name="load ceiling", status="warning", text=unmeasured(beyond, rules), do=do))
+        found.append(Check(name="load ceiling", status="warning", text=left_out, do=do))
     elif rules.max_concurrency is not None:
         text = f"all load points are measured; above {rules.max_concurrency} streams only while drained"
         found.append(Check(name="load ceiling", status="ok", text=text))

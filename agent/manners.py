@@ -7,7 +7,6 @@ for first, done once. What the host shows decides, so that a watcher's or a pers
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent.config import MannersSection, SessionConfig
@@ -44,10 +43,11 @@ def within_ceiling(config: SessionConfig) -> SessionConfig:
     return config.model_copy(update={"workload": config.workload.model_copy(update={"load_points": kept})})
 
 
-def unmeasured(points: Sequence[LoadPoint], rules: MannersSection) -> str:
-    """What is said of load points that are left out."""
-    named = ", ".join(f"C={point.concurrency} ({point.name})" for point in points)
-    return f"unmeasured at {named}: above max_concurrency = {rules.max_concurrency}, and nothing drains the server"
+def unmeasured(config: SessionConfig) -> str:
+    """What is said of the load points that are left out; empty when none is."""
+    named = ", ".join(f"C={point.concurrency} ({point.name})" for point in beyond_ceiling(config))
+    most = config.manners.max_concurrency
+    return f"unmeasured at {named}: above max_concurrency = {most}, and nothing drains the server" if named else ""
 
 
 class Manners:

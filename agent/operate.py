@@ -16,7 +16,7 @@ from agent.connect import connect, planner_for
 from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
-from agent.manners import beyond_ceiling, unmeasured, within_ceiling
+from agent.manners import unmeasured, within_ceiling
 from agent.policy import Costs
 from agent.progress import Silent
 from agent.report import headline, lasting, markdown
@@ -60,7 +60,7 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
     """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
     fault = fault_point(os.environ)
     refuse_no_room_here(database)
-    beyond, config = beyond_ceiling(config), within_ceiling(config)
+    left_out, config = unmeasured(config), within_ceiling(config)
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
@@ -73,7 +73,6 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
             session_id = new_session_id(store.clock())
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
-                left_out = unmeasured(beyond, config.manners) if beyond else ""
                 open_session(store, session_id, config, adoption, left_out)
             except (RatchetError, asyncio.CancelledError):
                 await target.release()
