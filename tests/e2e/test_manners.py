@@ -45,9 +45,8 @@ def assert_in_turns(host: Rig, balancer: Balancer) -> None:
     assert [one.word for one in told] == ["out", "in"] * (len(told) // 2), told
     assert not balancer.out
     assert told[0].starts == 1, "the operator's own start"
-    assert [back.starts - out.starts for back, out in itertools.pairwise(told) if back.word == "in"] == [
-        0 for back in told[1:-1] if back.word == "in"
-    ]
+    between = [later.starts - earlier.starts for earlier, later in itertools.pairwise(told) if later.word == "out"]
+    assert between == [0] * len(between), told
     assert told[-1].starts == len(host.starts())
     assert not (host.root / MARK).exists()
 
