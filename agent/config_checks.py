@@ -160,6 +160,35 @@ def _hot(declared: Sequence[Any], url: str) -> Iterator[Problem]:
             yield Problem((*place, "set_command"), "it does not say where {value} goes")
 
 
+def _manners(manners: Any) -> Iterator[Problem]:
+    for given, missing in (("drain", "undrain"), ("undrain", "drain"), ("drained", "drain")):
+        if getattr(manners, given) and not getattr(manners, missing):
+            yield Problem(("manners", given), f"it is of no use without {missing}")
+    for name in ("drain", "undrain", "drained"):
+        words = getattr(manners, name)
+        if words and not words[0]:
+            yield Problem(("manners", name, 0), "expected the name of a program")
+    if manners.drain and not manners.drained and not manners.drain_idempotent:
+        message = "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        yield Problem(("manners", "drain"), message)
+    if manners.drain_for == "load" and not manners.drain:
+        yield Problem(("manners", "drain_for"), "there is no drain command that could be run")
+
+
+def _ceiling(workload: Workload, manners: Any) -> Iterator[Problem]:
+    """What is judged must be measured: only other load points may be left out, and only where nothing drains."""
+    if manners.max_concurrency is None or manners.drain:
+        return
+    beyond = {point.name for point in workload.load_points if point.concurrency > manners.max_concurrency}
+    holders: list[tuple[KeyPath, Sequence[str]]] = [(("workload", "objective"), workload.objective.at)]
+    holders += [(("workload", "guards", "slo", at), one.at) for at, one in enumerate(workload.guards.slo)]
+    for place, names in holders:
+        for index, name in enumerate(names):
+            if name in beyond:
+                message = f'"{name}" is above manners.max_concurrency ({manners.max_concurrency}), and nothing drains'
+                yield Problem((*place, "at", index), message)
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("server",), _generic),
     (("workload",), _load_points),
@@ -167,6 +196,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = 
     (("workload", "server"), _client),
     (("judge",), _blocks),
     (("policy", "judge"), _close_out),
+    (("manners",), _manners),
+    (("workload", "manners"), _ceiling),
     (("planner",), _planner),
     (("experiments",), _experiments),
 )

@@ -14,8 +14,9 @@ from agent.config import SessionConfig
 from agent.evidence import spoilt
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.known import ABANDONED, told
+from agent.manners import Manners
 from agent.progress import Progress
-from agent.validity import AFTERWARDS, COLLAPSED, COMPLAINED, GONE, TRAFFIC, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, COMPLAINED, GONE, TRAFFIC, foreign_requests, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -75,6 +76,7 @@ class Hands:
         self.refused: RefusedForSafety | None = None
         self.guarded = ""
         self.boots_noted: set[str] = set()
+        self.manners = Manners(self)
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
@@ -392,10 +394,13 @@ class Hands:
             return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
         point = self.config.workload.point(taken.load_point)
         measured = taken.model_copy(update={"metrics": result.metrics, "telemetry": result.telemetry})
-        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, self.config.validity), *said)
+        rate = self.config.manners.max_foreign_rps
+        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, self.config.validity, rate), *said)
         reasons = reasons or doubts(measured, comparison, self.config.validity)
         serving = await self.target.serving()
-        traffic = await self.target.foreign_traffic()
+        # Beside tolerated traffic it is the run's own window that counts, if the server counts.
+        counted = rate and foreign_requests(result.metrics) is not None
+        traffic = None if counted else await self.target.foreign_traffic(rate)
         if traffic is not None:
             reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:

@@ -105,6 +105,7 @@ class Nodes:
         trouble = await self.target.trouble()
         if trouble is not None:
             return self._heal(f"{trial.id} does not generate: {trouble}")
+        await self.hands.manners.at_rest()
         if not self.store.todos(self.session_id):
             return {"next": "plan"}
         return {"next": "choose"}
@@ -201,6 +202,9 @@ class Nodes:
             return {"next": "measure"}
         if wanted != row.parent and restores_first(self.hands, row):
             await restore(self.hands, row.parent)
+        busy = await self.hands.manners.make_way()
+        if busy is not None:
+            return self._postponed(busy, need, comparison, position.trial)
         trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
         if trial.status is TrialStatus.READY:
             return {"next": "measure"}
@@ -225,6 +229,7 @@ class Nodes:
             or trial.id in self.hands.spoilt
         ):
             return {"next": "apply"}
+        await self.hands.manners.before_run(self.config.workload.point(need.load_point))
         # A run that a former agent began is itself what the server is busy with.
         noise = None
         if not self.hands.run_under_way:
@@ -268,6 +273,8 @@ class Nodes:
         self.hands.journal.fault("finish:guarded")
         proof = await proven(self.hands, final)
         self.hands.journal.fault("finish:proven")
+        await self.hands.manners.at_rest()
+        lasting = await self.hands.manners.make_lasting(final)
         why = self._too_noisy() or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
@@ -279,7 +286,7 @@ class Nodes:
             kind=DecisionKind.END,
             subject=proof.trial.id,
             what=what,
-            reason=f"{why}; {proof.words}",
+            reason=f"{why}; {proof.words}{lasting}",
             evidence=proof.evidence,
         )
         self.hands.write(
@@ -422,6 +429,14 @@ class Nodes:
             scope=scope(session),
         )
 
+    def _postponed(self, busy: str, need: Need, comparison: Comparison, trial: Trial | None) -> LoopState:
+        """The server is not restarted under its users: wait on while the budget lasts, or give the experiment up."""
+        lasts = self.store.active_s(self.session_id) < self.config.policy.budget.time_s
+        if trial is None or (self.config.manners.when_busy == "wait" and lasts):
+            return {"next": "apply"}
+        self.hands.void(need, comparison, trial, busy)
+        return {"next": "judge"}
+
     def _wait_first(self, comparison: Comparison) -> bool:
         streak = void_streak(comparison.own)
         first = not self.store.measurements(self.session_id)
@@ -435,7 +450,7 @@ class Nodes:
         waited = 0.0
         rule = self.config.validity
         while True:
-            traffic = await self.target.foreign_traffic()
+            traffic = await self.target.foreign_traffic(self.config.manners.max_foreign_rps)
             busy = (await self.target.foreign_cores() if cores_too else None) or 0.0
             if traffic is None and busy <= rule.max_foreign_cpu_cores:
                 return None

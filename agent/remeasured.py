@@ -27,6 +27,7 @@ def remeasured(
     workload: Workload,
     rule: ValidityRule,
     comparison: Comparison | None = None,
+    max_foreign_rps: float = 0.0,
 ) -> Remeasured:
     """The run as the raw result and the rule have it; `key` is the run's name on the host.
 
@@ -53,7 +54,7 @@ def remeasured(
     else:
         trusted = tuple(reason for reason in taken.reasons if seen_outside(reason))
         point = workload.point(taken.load_point)
-        reasons = invalid_reasons(result.metrics, result.telemetry, point, rule)
+        reasons = invalid_reasons(result.metrics, result.telemetry, point, rule, max_foreign_rps)
         if comparison is not None and not reasons:
             reasons = doubts(again, comparison, rule)
         reasons = (*reasons, *trusted)

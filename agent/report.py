@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
+from agent.manners import LASTING, UNMEASURED
 from agent.report_machine import machine_section
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
@@ -19,6 +20,7 @@ def markdown(store: Store, session_id: str) -> str:
     parts = [
         *_head(store, row),
         *_configuration(store, row),
+        *_lasting(store, row),
         *_experiments(store, row),
         *_turns(store, row),
         *machine_section(store, row),
@@ -93,6 +95,19 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
         yield "The commands do not bring about or take back what stands beside them: `ratchet restore` and"
         yield "`ratchet restore --original` do."
         yield ""
+
+
+def lasting(store: Store, session_id: str) -> str:
+    """The commands with which a person makes the winner outlive a reboot; empty where there is nothing to do."""
+    noted = store.notes(session_id, LASTING)
+    return noted[-1] if noted and store.session(session_id).status is SessionStatus.DONE else ""
+
+
+def _lasting(store: Store, row: SessionRow) -> Iterator[str]:
+    commands = lasting(store, row.id)
+    if commands:
+        yield from ("## To make it last", "", "A reboot ends the winner. On the host, for whatever starts the server then")
+        yield from ("(`$NAME` stands for a value that only the host knows):", "", "```sh", commands, "```", "")
 
 
 def command(spec: LaunchSpec) -> str:
@@ -184,6 +199,10 @@ def _method(store: Store, row: SessionRow) -> Iterator[str]:
     if checks:
         won = sum(1 for verdict in checks if verdict.outcome is Outcome.BETTER)
         yield f"- {len(checks)} A/A sentinels, {won} looked like a gain (the unchanged server compared with itself)"
+    yield from (f"- {text}" for text in store.notes(row.id, UNMEASURED))
+    tolerated = row.config.get("manners", {}).get("max_foreign_rps", 0)
+    if tolerated:
+        yield f"- up to {tolerated:g} requests of others a second were tolerated beside each run"
     baseline = store.verdicts(row.id).get(BASELINE)
     if baseline is not None:
         yield f"- baseline: {baseline.reason}"

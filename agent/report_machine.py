@@ -67,9 +67,8 @@ def _served(parent: Sequence[Measurement], candidate: Sequence[Measurement]) -> 
 
 def _share(runs: Sequence[Measurement]) -> float | None:
     known = [
-        run.telemetry.requests_served / run.metrics.completed
+        run.metrics.server_requests / run.metrics.completed
         for run in runs
-        if run.telemetry is not None and run.telemetry.requests_served is not None
-        if run.metrics is not None and run.metrics.completed
+        if run.metrics is not None and run.metrics.server_requests is not None and run.metrics.completed
     ]
     return statistics.fmean(known) if known else None

@@ -148,6 +148,7 @@ class Tenure:
             return
         self.hands.boots_noted.add(now)
         original = self.hands.store.spec(self.hands.role(Role.ORIGINAL))
+        known_good = self.hands.role(Role.KNOWN_GOOD)
         serving = await self.target.serving()
         happened: list[ev.Event] = []
         why = "nothing that was started before survived, the loop brings known-good up again"
@@ -159,6 +160,9 @@ class Tenure:
             why = f"the original configuration came back by itself as process {serving.process.pid}"
             left = serving.spec.differences(original)
             why += f", but for what a boot does not take back: {'; '.join(left)}" if left else ""
+        elif serving is not None and serving.key is not None and serving.spec.fingerprint == known_good:
+            happened += self._found(Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process))
+            why = f"the winner, which was made to last, came back by itself as process {serving.process.pid}"
         self._note(happened, "the host was rebooted", why)
 
     def _found(self, trial: Trial) -> list[ev.Event]:

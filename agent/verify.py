@@ -206,8 +206,8 @@ def _run(
     if isinstance(config, str):
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=config), event
     comparison = comparison_with(store, session_id, config, taken)
-    key = f"{session_id}-{taken.id}"
-    again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison)
+    key, rate = f"{session_id}-{taken.id}", config.manners.max_foreign_rps
+    again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison, rate)
     if again.unread:
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=again.unread), event
     found = differences(taken.model_dump(mode="json"), again.measurement.model_dump(mode="json"))

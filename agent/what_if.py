@@ -222,7 +222,8 @@ class _Rejudged:
         taken = event.measurement
         comparison = comparison_with(now, self.session_id, self.config, taken)
         key, config = f"{self.session_id}-{taken.id}", self.config
-        again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison)
+        rate = config.manners.max_foreign_rps
+        again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison, rate)
         if again.unread:
             self.notes[taken.id] = "as written, for the result cannot be read again"
         elif again.measurement.status is not taken.status:

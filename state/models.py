@@ -573,7 +573,6 @@ class Telemetry(Frozen):
     mem_available_mb: float | None = None
     server_rss_mb: float | None = None
     gpu: tuple[Board, ...] | None = None
-    requests_served: int | None = Field(default=None, description="by the server's own counters")
     preemptions: int | None = Field(
         default=None, description="how often the server set a request aside for want of room, by its own counters"
     )
@@ -606,6 +605,9 @@ class Metrics(Frozen):
     client_bottleneck: str | None = Field(default=None, description="the client's own reason, None when it kept up")
     stopped_early: str | None = None
     server_output_tokens: int | None = Field(default=None, description="by the server's own counters")
+    server_requests: int | None = Field(
+        default=None, description="requests that ended in the run's window, by the server's own count"
+    )
     unusable: tuple[str, ...] = Field(
         default=(), description="figures that the client told but that measure nothing: not finite, or below zero"
     )

@@ -64,14 +64,16 @@ from tools.facts import (
     PortFacts,
     ProcessFact,
     ProcessFacts,
+    VisitorsFact,
     ask,
     model_named,
 )
 from tools.help_cache import HelpCache, key_of, signature
 from tools.redaction import Redactor, discreet, unquoted
+from tools.manners import Drain, DrainedFact, Draining, Undrain
 from tools.restore import Restore
 from tools.servers import probe
-from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
+from tools.servers.base import Declared, FlagTable, HttpAnswer, ServerAdapter, make_spec
 from tools.services.base import Service, StopJobs
 from tools.services.container import InContainer, in_place_sh
 from tools.services.container_options import Container
@@ -80,13 +82,15 @@ from tools.services.held import MARK, launch_of
 from tools.services.process import BareProcess, revealed
 from tools.services.systemd import SystemdUnit
 from tools.shell import CHUNK_BYTES, Host, quote
-from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
+from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 Known = TypeVar("Known")
 KEY_BYTES = 32
 CLIENT_KEY = "«secret:client key»"
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
+RATE_LOOK_S, LONGEST_RATE_LOOK_S = 5.0, 60.0
+"""How long requests of others are counted, at least and at most: long enough to see two at the rate allowed."""
 WORD = "NEEDS-HUMAN"
 """File in our directory that says what a person has to do."""
 ENDING_LOOKS = 20
@@ -111,6 +115,7 @@ class RemoteSettings(Frozen):
     lease_s: int
     pid: int | None
     api_key_file: str | None
+    draining: Draining | None = Field(default=None, description="how the server is taken out of its users' way")
 
 
 @discreet
@@ -274,6 +279,9 @@ class RemoteTarget:
                 api_key_file=self.settings.api_key_file,
             ),
             deadline_s=self.settings.start_deadline_s,
+            undrain=None
+            if self.settings.draining is None
+            else Undrain(root=self.root, draining=self.settings.draining),
         )
 
     # --- looking at the server -----------------------------------------------------------------------------
@@ -420,25 +428,90 @@ class RemoteTarget:
         ours = () if facts is None else (facts.process.pid,)
         return (await ask(self.host, BusyFact(window_s=1.0, ours=ours))).foreign_cores
 
-    async def foreign_traffic(self) -> str | None:
+    async def foreign_traffic(self, max_rps: float = 0.0) -> str | None:
         """See `Target.foreign_traffic`; open connections cost a look at procfs, only then the server is asked.
 
         Twice, a moment apart: what ended just now may still be counted. Idle connections, such as a proxy's pool, are
         told from requests where the server shows how many it has in flight.
         """
+        if max_rps:
+            seen = await self._foreign_rps(min(LONGEST_RATE_LOOK_S, max(RATE_LOOK_S, 2 / max_rps)))
+            return None if seen <= max_rps else f"{seen:.2f} requests a second, where {max_rps:g} are allowed,"
         said = None
         for _ in range(2):
             opened = await ask(self.host, ConnectionsFact(self.settings.port))
             if not opened:
                 return None
-            looks = self.adapter.health_requests(self.settings.url, self.settings.api_key_file)
-            answers = {a.id: a for a in await probe.http(self.host, self.settings.python, looks, deadline_s=10.0)}
-            asked = self.adapter.in_flight(answers)
+            asked = self.adapter.in_flight(await self._looks())
             if asked == 0:
                 return None
             said = f"{opened} open connections" if asked is None else f"{asked} requests in flight"
             await asyncio.sleep(TRAFFIC_LOOK_S)
         return said
+
+    async def _foreign_rps(self, window_s: float) -> float:
+        """Requests of others a second: by the server's own count, else by the connections that come meanwhile.
+
+        One that stays open, as a client keeps it that sends one request after another, counts once then: a busy one
+        where the server shows how many requests it has in flight, else any.
+        """
+        opened = await ask(self.host, ConnectionsFact(self.settings.port))
+        if not opened:
+            return 0.0
+        before = await self._looks()
+        counted = self.adapter.requests(before)
+        if counted is None:
+            came = await ask(self.host, VisitorsFact(self.settings.port, window_s))
+            busy = self.adapter.in_flight(before)
+            return (came + (opened if busy is None else busy)) / window_s
+        await asyncio.sleep(window_s)
+        return max(0.0, (self.adapter.requests(await self._looks()) or counted) - counted) / window_s
+
+    async def _looks(self) -> dict[str, HttpAnswer]:
+        """What the server says of its own state, by the id of the question."""
+        looks = self.adapter.health_requests(self.settings.url, self.settings.api_key_file)
+        return {a.id: a for a in await probe.http(self.host, self.settings.python, looks, deadline_s=10.0)}
+
+    # --- draining ------------------------------------------------------------------------------------------
+
+    async def drained(self) -> Drained:
+        """See `Target.drained`."""
+        await self.look_around()
+        return await ask(self.host, DrainedFact(self.root, self._draining()))
+
+    async def drain(self) -> str:
+        """See `Target.drain`."""
+        return await self._drain_or_back(Drain(root=self.root, draining=self._draining()))
+
+    async def undrain(self) -> str:
+        """See `Target.undrain`."""
+        return await self._drain_or_back(Undrain(root=self.root, draining=self._draining()))
+
+    async def _drain_or_back(self, operation: Drain | Undrain) -> str:
+        """The probe before, the command, and the probe until it agrees: each has the deadline to itself."""
+        deadline_s = 3 * operation.draining.deadline_s + 30
+        return (await self._held().check(operation.render(), timeout_s=deadline_s)).text.strip()
+
+    # --- for good --------------------------------------------------------------------------------------------
+
+    def lasting(self, spec: LaunchSpec) -> str:
+        """See `Target.lasting`."""
+        return self._service().lasting(spec)
+
+    async def persist(self, spec: LaunchSpec, key: str) -> str | None:
+        """See `Target.persist`."""
+        script = self._service().persist_script(spec, self.secrets, key)
+        return None if script is None else (await self._held().check(script, timeout_s=60)).text.strip()
+
+    async def unpersist(self) -> None:
+        """See `Target.unpersist`."""
+        script = self._service().unpersist_script(self.session_id)
+        if script is not None:
+            await self._held().check(script, timeout_s=60)
+
+    def _draining(self) -> Draining:
+        assert self.settings.draining is not None, "draining is asked for only where a session file says how"
+        return self.settings.draining
 
     def by_hand(self, key: str) -> str:
         """See `Target.by_hand`; the script holds what the command line in the log does not: secrets and environment."""

@@ -31,7 +31,7 @@ from state.models import (
 from tools.benches import builtin
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.simulated_answers import Likeness, simulated_answers
-from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
+from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
 CORES = 4
@@ -87,6 +87,8 @@ class Scenario(Frozen):
     foreign_cores: float = 0.0
     polls_per_run: int = Field(default=2, description="how often a run is seen running before it has ended")
     launch_s: float = 1.0
+    drain_fails: bool = Field(default=False, description="the command that drains ends with an error")
+    undrain_fails: int = Field(default=0, description="so many times the command that gives it back does")
     seed: int = 1
 
 
@@ -127,6 +129,7 @@ class SimulatedTarget:
             world["server"] = self._process("watcher", good, world["pids"])
             world["marker"] = f"restored: known-good serves as process {world['pids']}"
             self._log("watcher", "restored", good.fingerprint)
+            self._give_back(world)
             self._save(world)
 
     def by_hand(self, key: str) -> str:
@@ -330,10 +333,59 @@ class SimulatedTarget:
         """As the scenario says."""
         return self.scenario.foreign_cores
 
-    async def foreign_traffic(self) -> str | None:
-        """As many requests of others as the world says."""
-        requests = self._load().get("traffic", 0)
+    async def foreign_traffic(self, max_rps: float = 0.0) -> str | None:
+        """As many requests of others as the world says, or as many a second."""
+        world = self._load()
+        if max_rps:
+            rps = world.get("rps", 0.0)
+            return None if rps <= max_rps else f"{rps:.2f} requests a second, where {max_rps:g} are allowed,"
+        requests = world.get("traffic", 0)
         return f"{requests} requests in flight" if requests else None
+
+    async def drained(self) -> Drained:
+        """As the world says, with a probe that always works."""
+        drained = bool(self._load().get("drained"))
+        return Drained(ours=drained, seen=drained)
+
+    async def drain(self) -> str:
+        """The world counts how often it was taken out and given back."""
+        if self.scenario.drain_fails:
+            raise CommandFailed("a remote command failed", where={"host": self.name}, tail="balancer: no such pool")
+        world = self._load()
+        if not world.get("drained"):
+            world["drained"], world["drains"] = True, world.get("drains", 0) + 1
+            self._log("out", str(world["drains"]))
+            self._save(world)
+        return ""
+
+    async def undrain(self) -> str:
+        """See `drain`."""
+        world = self._load()
+        world["undrains"] = world.get("undrains", 0) + 1
+        self._save(world)
+        if world["undrains"] <= self.scenario.undrain_fails:
+            raise CommandFailed("a remote command failed", where={"host": self.name}, tail="balancer: try again later")
+        self._give_back(world)
+        self._save(world)
+        return ""
+
+    def lasting(self, spec: LaunchSpec) -> str:
+        """Its command line."""
+        return " ".join(spec.argv)
+
+    async def persist(self, spec: LaunchSpec, key: str) -> str | None:
+        """The world remembers what would come back."""
+        world = self._load()
+        world["persisted"] = spec.fingerprint
+        self._log("persist", key, spec.fingerprint)
+        self._save(world)
+        return "the world starts it"
+
+    async def unpersist(self) -> None:
+        """The world starts what was found."""
+        world = self._load()
+        world["persisted"] = None
+        self._save(world)
 
     async def pause(self, seconds: float) -> None:
         """Advance the world's clock instead of waiting."""
@@ -386,6 +438,11 @@ class SimulatedTarget:
         number = str(self.scenario.effects.index(effect))
         shown[number] = shown.get(number, 0) + 1
         return effect.times is None or bool(shown[number] <= effect.times)
+
+    def _give_back(self, world: dict[str, Any]) -> None:
+        if world.get("drained"):
+            world["drained"] = False
+            self._log("in", str(world["drains"]))
 
     def _original(self) -> LaunchSpec:
         argv = ("sim-server", *(token for name, values in self.scenario.flags.items() for token in (name, *values)))

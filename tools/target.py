@@ -57,6 +57,14 @@ class Serving(Frozen):
     spec: LaunchSpec
 
 
+class Drained(Frozen):
+    """Whether the server is out of its users' way: by our doing, and by what a person's probe says."""
+
+    ours: bool = Field(description="we took it out, or began to")
+    seen: bool | None = Field(description="what the probe says; None where there is none or it cannot tell")
+    trouble: str = Field(default="", description="why the probe cannot tell")
+
+
 class Ready(Frozen):
     """A launch that generates, with what its read-back configuration does differently from what was asked."""
 
@@ -239,8 +247,41 @@ class Target(Protocol):
         """How many cores are busy with work that is neither the server's nor ours, None when unobservable."""
         ...
 
-    async def foreign_traffic(self) -> str | None:
-        """Who else uses the server just now, in words; to be asked only while nothing of ours asks it anything."""
+    async def foreign_traffic(self, max_rps: float = 0.0) -> str | None:
+        """Who else uses the server just now, in words; to be asked only while nothing of ours asks it anything.
+
+        Up to `max_rps` requests a second of others are nobody; seeing how many there are takes some seconds then.
+        """
+        ...
+
+    async def drained(self) -> Drained:
+        """Whether the server is out of its users' way; reads only. Not to be asked where nothing can drain it."""
+        ...
+
+    async def drain(self) -> str:
+        """Take the server out of its users' way, unless it is; what was out of the ordinary, in words.
+
+        Raises CommandFailed when it is not out afterwards.
+        """
+        ...
+
+    async def undrain(self) -> str:
+        """Give the server back to its users if it was us who took it out. Raises CommandFailed when it still is."""
+        ...
+
+    def lasting(self, spec: LaunchSpec) -> str:
+        """What a person has to type so that `spec` outlives a reboot; secrets stand there as $NAME."""
+        ...
+
+    async def persist(self, spec: LaunchSpec, key: str) -> str | None:
+        """See that `spec`, which serves as launch `key`, comes back after a reboot; what was done, in words.
+
+        None where nobody starts the server at a reboot. Raises CommandFailed.
+        """
+        ...
+
+    async def unpersist(self) -> None:
+        """Take back what `persist` did in this session; does nothing when that was nothing."""
         ...
 
     async def pause(self, seconds: float) -> None:

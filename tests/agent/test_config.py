@@ -68,7 +68,7 @@ def test_a_full_file_mentions_every_section_and_key() -> None:
     raw = tomllib.loads((DATA / "full.toml").read_text())
     published = schema(SessionConfig)
     assert set(raw) == set(published["properties"])
-    for name in ("target", "server", "planner", "notify"):
+    for name in ("target", "server", "manners", "planner", "notify"):
         assert set(raw[name]) == set(published["$defs"][f"{name.title()}Section"]["properties"])
 
 
@@ -91,7 +91,7 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions"])
+@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"])
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:

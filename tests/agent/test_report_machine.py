@@ -32,8 +32,11 @@ def told(plain: Path, folder: Path, seen: Seen) -> tuple[list[str], list[dict[st
         for event in events:
             if isinstance(event, ev.MeasurementClosed):
                 run = event.measurement
-                with_readings = run.model_copy(update={"telemetry": Telemetry.model_validate(seen(run))})
-                event = event.model_copy(update={"measurement": with_readings})
+                readings = seen(run)
+                counts = {"server_requests": readings.pop("server_requests", None)}
+                metrics = None if run.metrics is None else run.metrics.model_copy(update=counts)
+                update = {"telemetry": Telemetry.model_validate(readings), "metrics": metrics}
+                event = event.model_copy(update={"measurement": run.model_copy(update=update)})
             store.append(session, event)
         return markdown(store, session).splitlines(), decision_log(store, session)
 
@@ -61,7 +64,7 @@ def test_counters_are_named_where_the_two_sides_differ(plain: Path, tmp_path: Pa
     def seen(run: Measurement) -> dict[str, Any]:
         ours = run.arm is Arm.CANDIDATE
         served = 0 if run.metrics is None else run.metrics.completed
-        counts = {"preemptions": 12 if ours else 0, "requests_served": served - ours}
+        counts = {"preemptions": 12 if ours else 0, "server_requests": served - ours}
         return {**counts, "server_cpu_cores": 2.0}
 
     lines, _ = told(plain, tmp_path, seen)

@@ -25,7 +25,7 @@ from tools.benches.aiperf import AiPerf
 from tools.benches.base import RESULT
 from tools.benches.builtin import Builtin
 from tools.benches.choice import EXTERNAL
-from tools.benches.escorted import PRINTED, EscortedClient, in_between, server_tokens
+from tools.benches.escorted import PRINTED, EscortedClient, in_between, server_count
 from tools.benches.guidellm import GuideLlm
 from tools.benches.sglang_bench import PRINTED_AS as SGLANG_PRINTS
 from tools.benches.sglang_bench import SglangBench
@@ -610,11 +610,11 @@ def test_without_usage_its_own_count_is_taken() -> None:
 def test_the_clients_own_trials_are_no_traffic_of_others() -> None:
     name = "sglang:generation_tokens_total"
     told = {"before": {name: 0.0}, "begin": {name: 100.0}, "after": {name: 1100.0}}
-    assert [server_tokens(told, claimed) for claimed in (900, 1000, 1050, 1100, 4000)] == [1000, 1000, 1050, 1100, 1100]
-    assert server_tokens({**told, "begin": None}, 600) == 600
-    assert server_tokens({**told, "after": None}, 600) is None
-    assert server_tokens({"before": {"other": 1.0}, "begin": None, "after": {"other": 2.0}}, 600) is None
-    assert server_tokens(None, 600) is None
+    assert [server_count(told, claimed) for claimed in (900, 1000, 1050, 1100, 4000)] == [1000, 1000, 1050, 1100, 1100]
+    assert server_count({**told, "begin": None}, 600) == 600
+    assert server_count({**told, "after": None}, 600) is None
+    assert server_count({"before": {"other": 1.0}, "begin": None, "after": {"other": 2.0}}, 600) is None
+    assert server_count(None, 600) is None
 
 
 def test_a_client_of_one_process_that_fills_its_core_was_the_limit() -> None:
@@ -683,7 +683,7 @@ def test_readings_beside_the_run_reach_its_telemetry_whoever_measures(name: str)
     case, files = observed_by(name)
     result = case.client.parse(files, KEY)
     assert machine(result.telemetry) == "330 W of 700 W, 98 %, 2300 MHz, 71.0 GiB, slowed by power cap"
-    assert (result.telemetry.requests_served, result.telemetry.preemptions) == (24, 3)
+    assert (result.metrics.server_requests, result.telemetry.preemptions) == (24, 3)
     assert case.client.again(json.loads(json.dumps(result.raw)), KEY).telemetry == result.telemetry
 
 

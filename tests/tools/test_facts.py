@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -34,6 +35,7 @@ from tools.facts import (
     ModelFact,
     OpenFilesFact,
     ProcessFact,
+    VisitorsFact,
     ask,
     decode,
     model_named,
@@ -214,6 +216,19 @@ async def test_listeners_of_a_real_port(host: SshHost) -> None:
         assert [(one.address, one.pids) for one in found.listeners] == [("127.0.0.1", (os.getpid(),))]
         assert not found.free
     assert (await ask(host, ListenersFact(port))).free
+
+
+async def test_visitors_of_a_real_port(host: SshHost) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listening:
+        at = listening.getsockname()
+        with socket.create_connection(at), socket.create_connection(at):
+            assert await ask(host, VisitorsFact(at[1], 0.5)) == 0, "they were there before"
+        asked = asyncio.create_task(ask(host, VisitorsFact(at[1], 1.0)))
+        with contextlib.ExitStack() as visitors:
+            while not asked.done():
+                visitors.enter_context(socket.create_connection(at))
+                await asyncio.sleep(0.1)
+        assert await asked >= 1
 
 
 async def test_busy_cores_tell_ours_from_foreign(host: SshHost) -> None:

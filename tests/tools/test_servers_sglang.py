@@ -200,6 +200,7 @@ def test_recorded_answers() -> None:
     answers = recorded()
     assert ADAPTER.model_name(answers) == "m"
     assert ADAPTER.in_flight(answers) == 0
+    assert ADAPTER.requests(answers) == 4967
     assert ADAPTER.counters(answers) == {
         "sglang:prompt_tokens_total": 2149897.0,
         "sglang:generation_tokens_total": 596168.0,

@@ -18,7 +18,7 @@ REQUEST, RESULT, PROGRESS = "request.json", "result.json", "progress.json"
 
 COUNTED = ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total")
 """Output tokens, by engine."""
-SERVED = ("vllm:request_success_total", "sglang:num_requests_total")
+REQUESTS_COUNTED = ("vllm:request_success_total", "sglang:num_requests_total")
 PREEMPTED = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
 """SGLang has a gauge of nearly the same name as well, which begins anew with each of its reports."""
 

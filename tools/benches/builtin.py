@@ -15,7 +15,7 @@ from typing import Any
 
 from state.errors import CommandFailed
 from state.models import Answer, Metrics, Summary, Telemetry
-from tools.benches.base import COUNTED, PREEMPTED, PROGRESS, REQUEST, RESULT, SERVED, Place
+from tools.benches.base import COUNTED, PREEMPTED, PROGRESS, REQUEST, REQUESTS_COUNTED, RESULT, Place
 from tools.target import RunRequest, RunResult
 
 SAMPLE_INTERVAL_S = 0.5
@@ -142,6 +142,7 @@ def _metrics(raw: dict[str, Any]) -> Metrics:
         client_bottleneck=client.get("bottleneck_reason"),
         stopped_early=raw["stopped_early"] or raw["error"],
         server_output_tokens=counted(raw.get("server_counters")),
+        server_requests=counted(raw.get("server_counters"), REQUESTS_COUNTED),
     )
 
 
@@ -184,6 +185,5 @@ def read_telemetry(raw: dict[str, Any]) -> Telemetry:
         mem_available_mb=seen.get("mem_available_mb_min"),
         server_rss_mb=seen.get("server_rss_mb_max"),
         gpu=seen.get("gpu"),
-        requests_served=counted(counts, SERVED),
         preemptions=counted(counts, PREEMPTED),
     )

@@ -16,7 +16,7 @@ from tools.facts.machine import (
     MemoryFact,
 )
 from tools.facts.model import ModelFact, model_named
-from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts
+from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts, VisitorsFact
 from tools.facts.process import DescendantsFact, OpenFilesFact, ProcessFact, ProcessFacts
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "PortFacts",
     "ProcessFact",
     "ProcessFacts",
+    "VisitorsFact",
     "ask",
     "decode",
     "model_named",

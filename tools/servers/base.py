@@ -231,6 +231,10 @@ class ServerAdapter(Protocol):
         """How many requests are being processed or wait, from the answers to `health_requests`; None if unknown."""
         ...
 
+    def requests(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """How many requests ended since the server began, from the answers to `health_requests`; None if unknown."""
+        ...
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """What really runs, by canonical flag name (and `info:` facts), from answers and start log."""
         ...

@@ -283,6 +283,10 @@ class Generic:
         """Unknown; open connections are counted instead."""
         return None
 
+    def requests(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """Unknown; connections that come are counted instead."""
+        return None
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """Nothing is read back but the command line."""
         return {}

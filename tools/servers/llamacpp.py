@@ -203,6 +203,10 @@ class LlamaCpp:
         """See `ServerAdapter.in_flight`."""
         return state.in_flight(answers)
 
+    def requests(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """It counts tokens, no requests."""
+        return None
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """See `ServerAdapter.effective`."""
         return state.effective(answers, log)

@@ -113,3 +113,18 @@ class Service(Protocol):
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """The sh text that becomes the server; `secrets` are values by placeholder. Raises ServerError for a gap."""
         ...
+
+    def lasting(self, desired: LaunchSpec) -> str:
+        """What a person types so that the server comes back like this after a reboot; no secret is in it."""
+        ...
+
+    def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
+        """Sh that makes whoever starts the server at a reboot start `desired`, which serves as launch `key`.
+
+        It prints what was done, and restarts nothing. None where nobody starts the server.
+        """
+        ...
+
+    def unpersist_script(self, session_id: str) -> str | None:
+        """Sh that takes back what `persist_script` did in a session, if it did; None where it never does anything."""
+        ...

@@ -17,6 +17,7 @@ from tools.procfs import STAT_SH
 from tools.services.base import AwaitPortFree, Operation, StopJobs
 from tools.services.container_options import Container
 from tools.services.held import MARK, SPEC_MARK, follow_sh, place_sh
+from tools.services.lasting import container_run
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 from tools.services.process import revealed
 from tools.services.stop_container import LABEL, StopContainer, engine_sh
@@ -84,6 +85,43 @@ code=$(eng inspect --type container -f '{{{{.State.ExitCode}}}}' "$container")
 echo "ratchet: container $container ended with exit code $code" >&2
 exit "${{code:-1}}"
 """
+
+    # --- for good --------------------------------------------------------------------------------------------
+
+    def lasting(self, desired: LaunchSpec) -> str:
+        """See `Service.lasting`."""
+        return container_run(self.holder, self.container, desired)
+
+    def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
+        """See `Service.persist_script`: ours takes the restart policy of the container that was found, which gives it up.
+
+        What it was is noted first, so that nothing is lost if this ends half-way; by the note it is given back.
+        """
+        policy = shlex.quote(self.container.restart or "no")
+        return f"""{engine_sh(self.holder, self.root)}
+was={self._was}
+[ -s "$was" ] || echo {policy} >"$was" || exit 1
+read -r policy <"$was"
+for one in $(mine); do
+  [ "$(main_of "$one")" = 0 ] || {{ eng update --restart="$policy" "$one" >/dev/null || exit 1; }}
+done
+eng update --restart=no "$original" >/dev/null || exit 1
+echo "the restart policy that was found, $policy, is now that of the container that serves"
+"""
+
+    def unpersist_script(self, session_id: str) -> str | None:
+        """See `Service.unpersist_script`."""
+        return f"""{engine_sh(self.holder, self.root)}
+was={self._was}
+[ -s "$was" ] || exit 0
+read -r policy <"$was"
+eng update --restart="$policy" "$original" >/dev/null && rm -f "$was"
+"""
+
+    @property
+    def _was(self) -> str:
+        """The file that notes the restart policy which the container that was found had, as a word of sh."""
+        return shlex.quote(f"{self.root}/restart-{self.holder.id[:12]}")
 
     @property
     def _aside(self) -> str:

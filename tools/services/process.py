@@ -6,7 +6,6 @@ working directory, the limits, and the program in the shell's own place, so that
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 
@@ -15,10 +14,9 @@ from state.models import LaunchSpec, ProcessId
 from tools.changes.overlay import in_front, there_sh
 from tools.jobs import job_dir
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
+from tools.services.lasting import PLACEHOLDER, VARIABLE, command_line
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PLACEHOLDER = re.compile(r"«secret:[^»]*»")
 SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
 """Variables that bash or dash refuse to have set, or set themselves."""
 ULIMITS = {
@@ -72,6 +70,18 @@ class BareProcess:
             f"exec {_carried(odd)}{shlex.join(words)}",
         ]
         return "\n".join(lines) + "\n"
+
+    def lasting(self, desired: LaunchSpec) -> str:
+        """See `Service.lasting`: the command line, for whatever starts the server."""
+        return command_line(desired)
+
+    def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
+        """See `Service.persist_script`; nobody starts a bare process at a reboot."""
+        return None
+
+    def unpersist_script(self, session_id: str) -> str | None:
+        """See `Service.unpersist_script`."""
+        return None
 
 
 def revealed(text: str, secrets: dict[str, str]) -> str:
