@@ -70,6 +70,7 @@ class Handler(BaseHTTPRequestHandler):
     """One exchange; what it knows stands on its server."""
 
     server: Server
+    protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
         """The real one logs its requests; here they would only cost time."""
