@@ -72,7 +72,7 @@ class SglangHost(Rig):
             "SIMULATED_HOST": str(self.folder),
             **self.numbers["environment"],
         }
-        detach = 'setsid "$@" </dev/null >>server.log 2>&1 & echo $!'
+        detach = 'ulimit -n 4096; setsid "$@" </dev/null >>server.log 2>&1 & echo $!'
         command = ["/bin/sh", "-c", detach, "sh", *words]
         started = subprocess.run(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True)
         pid = int(started.stdout)

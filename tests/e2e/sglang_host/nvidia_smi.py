@@ -16,6 +16,7 @@ FIXED = {
     "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "driver_version": "580.65.06",
     "memory.total": "97887",
+    "power.limit": "600.00",
     "clocks.max.sm": "2430",
     "compute_cap": "12.0",
 }
