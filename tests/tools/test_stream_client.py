@@ -444,6 +444,13 @@ def test_a_run_that_ended_early_asks_no_more(client: Client, stub: Stub) -> None
 @contextlib.contextmanager
 def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
     """The demo's llama.cpp server on a free port; its base URL."""
+    with demo_process(model, log, *more) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def demo_process(model: Path, log: Path, *more: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same with its process, for a test that ends it."""
     flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off", *more]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     with (
@@ -455,7 +462,7 @@ def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
         try:
             until("the server listens", lambda: b"listening on http" in log.read_bytes() or process.poll() is not None)
             [url] = re.findall(r"listening on (http://\S+)", log.read_text())
-            yield url
+            yield url, process
         finally:
             process.kill()
 
