@@ -215,7 +215,8 @@ class MannersSection(Frozen):
         description="how long a restart waits for requests in flight to end; 0 restarts without looking",
     )
     when_busy: Literal["wait", "skip"] = Field(
-        default="wait", description="what becomes of an experiment whose restart waited in vain: it waits on, or is void"
+        default="wait",
+        description="what becomes of an experiment whose restart waited in vain: it waits on, or is void",
     )
     max_foreign_rps: float = Field(
         default=0.0, ge=0, description="requests of others a second beside which a run still counts; 0: none at all"
@@ -232,9 +233,7 @@ class MannersSection(Frozen):
         """The commands together, None where nothing drains the server."""
         if not self.drain:
             return None
-        return Draining(
-            drain=self.drain, undrain=self.undrain, drained=self.drained, deadline_s=self.drain_deadline_s
-        )
+        return Draining(drain=self.drain, undrain=self.undrain, drained=self.drained, deadline_s=self.drain_deadline_s)
 
 
 class PlannerSection(Frozen):

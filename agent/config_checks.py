@@ -169,7 +169,9 @@ def _manners(manners: Any) -> Iterator[Problem]:
         if words and not words[0]:
             yield Problem(("manners", name, 0), "expected the name of a program")
     if manners.drain and not manners.drained and not manners.drain_idempotent:
-        message = "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        message = (
+            "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        )
         yield Problem(("manners", "drain"), message)
     if manners.drain_for == "load" and not manners.drain:
         yield Problem(("manners", "drain_for"), "there is no drain command that could be run")

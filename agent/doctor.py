@@ -9,8 +9,8 @@ from typing import Literal
 
 from agent import chooser
 from agent.config import SessionConfig
-from agent.open_files import server_limit, shortages
 from agent.manners import unmeasured, within_ceiling
+from agent.open_files import server_limit, shortages
 from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,

@@ -158,7 +158,9 @@ class Hands:
         async def observe() -> dict[str, str] | None:
             return {"launch": key} if await self.target.launched(key) else None
 
-        done = await self.journal.once(f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe)
+        done = await self.journal.once(
+            f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe
+        )
         ready = await self.target.await_ready(key)
         if isinstance(ready, Ready) and self._anything_live(spec):
             ready = await self.target.adjust(key, spec) or ready

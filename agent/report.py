@@ -106,7 +106,11 @@ def lasting(store: Store, session_id: str) -> str:
 def _lasting(store: Store, row: SessionRow) -> Iterator[str]:
     commands = lasting(store, row.id)
     if commands:
-        yield from ("## To make it last", "", "A reboot ends the winner. On the host, for whatever starts the server then")
+        yield from (
+            "## To make it last",
+            "",
+            "A reboot ends the winner. On the host, for whatever starts the server then",
+        )
         yield from ("(`$NAME` stands for a value that only the host knows):", "", "```sh", commands, "```", "")
 
 

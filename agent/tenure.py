@@ -161,7 +161,9 @@ class Tenure:
             left = serving.spec.differences(original)
             why += f", but for what a boot does not take back: {'; '.join(left)}" if left else ""
         elif serving is not None and serving.key is not None and serving.spec.fingerprint == known_good:
-            happened += self._found(Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process))
+            happened += self._found(
+                Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process)
+            )
             why = f"the winner, which was made to last, came back by itself as process {serving.process.pid}"
         self._note(happened, "the host was rebooted", why)
 

@@ -124,9 +124,7 @@ def _counted(metrics: Metrics, rule: ValidityRule, max_foreign_rps: float) -> It
             yield f"the server counted {counted} output tokens, the client claims {metrics.output_tokens}"
 
 
-def _surroundings(
-    metrics: Metrics, telemetry: Telemetry, rule: ValidityRule, max_foreign_rps: float
-) -> Iterator[str]:
+def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule, max_foreign_rps: float) -> Iterator[str]:
     if metrics.client_bottleneck:
         yield f"the client was the bottleneck: {metrics.client_bottleneck}"
     yield from _counted(metrics, rule, max_foreign_rps)

@@ -243,9 +243,7 @@ class CommandChange(Frozen):
         return "on"
 
 
-Beside = Annotated[
-    HotCall | PatchChange | PackageChange | CheckoutChange | CommandChange, Field(discriminator="kind")
-]
+Beside = Annotated[HotCall | PatchChange | PackageChange | CheckoutChange | CommandChange, Field(discriminator="kind")]
 """Changes that stand beside the command line."""
 Change = Annotated[
     FlagChange | EnvChange | HotCall | PatchChange | PackageChange | CheckoutChange | CommandChange,

@@ -20,7 +20,6 @@ import pytest
 from tests.ssh_servers import free_port
 
 
-
 def named(variable: str) -> str:
     """The absolute path that a variable names, "" where it names none: servers run in folders of their own."""
     path = os.environ.get(variable, "")

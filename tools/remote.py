@@ -69,8 +69,8 @@ from tools.facts import (
     model_named,
 )
 from tools.help_cache import HelpCache, key_of, signature
-from tools.redaction import Redactor, discreet, unquoted
 from tools.manners import Drain, DrainedFact, Draining, Undrain
+from tools.redaction import Redactor, discreet, unquoted
 from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, HttpAnswer, ServerAdapter, make_spec

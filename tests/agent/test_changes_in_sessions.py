@@ -72,7 +72,9 @@ def outcome(store: Store, name: str) -> Outcome:
 
 def test_a_live_setting_is_kept_without_a_single_restart(tmp_path: Path) -> None:
     config = allowing(Disruption.HOT)
-    with sim_session(tmp_path, trying("faster", FASTER), trying("slower", SLOWER), scenario=WORLD, config=config) as run:
+    with sim_session(
+        tmp_path, trying("faster", FASTER), trying("slower", SLOWER), scenario=WORLD, config=config
+    ) as run:
         assert asyncio.run(run.run()) == 0
         session = run.session_id
         assert (outcome(run.store, "faster"), outcome(run.store, "slower")) == (Outcome.BETTER, Outcome.WORSE)
@@ -103,7 +105,11 @@ def test_what_is_live_is_done_again_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_patches_and_commands_are_kept_and_taken_back_like_flags(tmp_path: Path) -> None:
-    experiments = (trying("patch", PATCH), trying("clocks", COMMAND), trying("bad", HotCall(name="bad", value="1", undo="0")))
+    experiments = (
+        trying("patch", PATCH),
+        trying("clocks", COMMAND),
+        trying("bad", HotCall(name="bad", value="1", undo="0")),
+    )
     with sim_session(tmp_path, *experiments, scenario=WORLD, config=allowing(Disruption.HOST)) as run:
         assert asyncio.run(run.run()) == 0
         assert outcome(run.store, "patch") is Outcome.BETTER

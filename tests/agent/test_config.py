@@ -91,7 +91,10 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"])
+@pytest.mark.parametrize(
+    "name",
+    ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"],
+)
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:

@@ -62,9 +62,7 @@ def lived_through(folder: Path, numbers: Scenario, *names: str) -> Iterator[Stor
             yield told_by(store, host, agent.process.returncode, agent.said, original, before)
 
 
-def told_by(
-    store: Store, host: SglangHost, code: int, said: str, original: list[str], before: dict[str, str]
-) -> Story:
+def told_by(store: Store, host: SglangHost, code: int, said: str, original: list[str], before: dict[str, str]) -> Story:
     session = store.latest_session().id
     return Story(
         host=host,
@@ -233,9 +231,7 @@ def test_the_newest_commit_is_kept_and_serves_in_the_end(first: Story) -> None:
 
 def test_what_disrupts_least_is_tried_first(first: Story) -> None:
     chosen = [one["subject"] for one in first.told(DecisionKind.CHOOSE) if one["subject"] in first.todos]
-    levels = [
-        first.todos[name].experiment.disruption for name in chosen if first.todos[name].experiment.tries
-    ]
+    levels = [first.todos[name].experiment.disruption for name in chosen if first.todos[name].experiment.tries]
     assert levels == sorted(levels)
     assert levels[0] is Disruption.RESTART and levels[-1] is Disruption.PATCH
 

@@ -147,7 +147,9 @@ class UnattendedNight:
             verdict = store.verdicts(session)[REVERTED]
             tried = [trial for trial in store.trials(session) if trial.experiment_id == REVERTED]
         assert tried and all(trial.failure is None for trial in tried)
-        assert verdict.outcome is Outcome.COLLAPSED or (verdict.objective is not None and verdict.objective.estimate < 0)
+        assert verdict.outcome is Outcome.COLLAPSED or (
+            verdict.objective is not None and verdict.objective.estimate < 0
+        )
 
     def test_every_verdict_is_computed_again_alike(self, night: Night) -> None:
         with night.host.store() as store:

@@ -105,7 +105,9 @@ class TestBuiltinForReal(BenchContract):
 
     @pytest.fixture
     def case(self, raw: dict[str, Any]) -> BenchCase:
-        return builtin_case(raw, AT, {"server_output_tokens": TOKENS, "peak_concurrency": 2, "retokenized_tokens": None})
+        return builtin_case(
+            raw, AT, {"server_output_tokens": TOKENS, "peak_concurrency": 2, "retokenized_tokens": None}
+        )
 
 
 @pytest.fixture(scope="module", params=list(EXTERNAL))

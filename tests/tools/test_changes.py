@@ -320,7 +320,13 @@ def test_patches_add_up_and_of_all_others_the_newest_of_a_subject_stands() -> No
 
 def test_only_live_changes_need_no_restart() -> None:
     live = [HOT, COMMAND]
-    started = [PATCH, PACKAGE, COMMAND.model_copy(update={"restart": True}), FlagChange(name="--a"), EnvChange(name="A")]
+    started = [
+        PATCH,
+        PACKAGE,
+        COMMAND.model_copy(update={"restart": True}),
+        FlagChange(name="--a"),
+        EnvChange(name="A"),
+    ]
     assert [needs_restart(change) for change in [*live, *started]] == [False] * 2 + [True] * 5
 
 

@@ -140,9 +140,7 @@ class EscortedClient(ABC):
                     "client_bottleneck": self._bottleneck(escort),
                     "stopped_early": _stopped(escort) or metrics.stopped_early,
                     "server_output_tokens": server_count(counters, metrics.output_tokens),
-                    "server_requests": server_count(
-                        counters, metrics.completed + metrics.failed, REQUESTS_COUNTED
-                    ),
+                    "server_requests": server_count(counters, metrics.completed + metrics.failed, REQUESTS_COUNTED),
                 }
             )
             telemetry = builtin.read_telemetry(
@@ -172,9 +170,7 @@ class EscortedClient(ABC):
         return f"it used {share:.0%} of a core" if share is not None and share > BUSY_CORES else None
 
 
-def server_count(
-    counters: Mapping[str, Any] | None, claimed: int, names: Sequence[str] = COUNTED
-) -> int | None:
+def server_count(counters: Mapping[str, Any] | None, claimed: int, names: Sequence[str] = COUNTED) -> int | None:
     """What the server counted for the run, by its own counters (output tokens by default); None where it has none.
 
     It counted between `least`, from the moment that the client said it began, and `most`, from before it was started:

@@ -25,7 +25,9 @@ def shown(answers: list[dict[str, Any]], keys: list[str]) -> str | None:
     if good is None:
         if answers and all(answer.get("error") == "refused" for answer in answers):
             return None
-        raise Untold("; ".join(f"{a.get('status') or a.get('error')} {a.get('text') or a.get('detail')}" for a in answers))
+        raise Untold(
+            "; ".join(f"{a.get('status') or a.get('error')} {a.get('text') or a.get('detail')}" for a in answers)
+        )
     if not keys:
         return str(good.get("text") or "").strip()
     try:
@@ -59,7 +61,9 @@ def main() -> int:
     if len(sys.argv) == 1:
         status = answers[0].get("status") or 0
         if not 200 <= status < 300:
-            print(status or answers[0].get("error"), answers[0].get("text") or answers[0].get("detail"), file=sys.stderr)
+            print(
+                status or answers[0].get("error"), answers[0].get("text") or answers[0].get("detail"), file=sys.stderr
+            )
         return 0 if 200 <= status < 300 else 1
     try:
         value = shown(answers, sys.argv[2:])

@@ -12,7 +12,6 @@ from tools.changes.base import Aside, aside_dir
 from tools.changes.settle import LookAsides, Seen, read_asides
 from tools.shell import Host
 
-
 LOOK_S = 600.0
 """Each probe has a limit of its own."""
 

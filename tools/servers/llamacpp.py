@@ -124,9 +124,7 @@ class LlamaCpp:
         url = f"{base_url}/lora-adapters"
         body = json.dumps([{"id": int(named[1]), "scale": completions.number(value)}])
         headers = {"Content-Type": "application/json"}
-        request = HttpRequest(
-            id="set", method="POST", url=url, body=body, headers=headers, api_key_file=api_key_file
-        )
+        request = HttpRequest(id="set", method="POST", url=url, body=body, headers=headers, api_key_file=api_key_file)
         read = HttpRequest(id="read", url=url, api_key_file=api_key_file)
         return HotSetting(request=request, reads=(read,), where=(ONLY, "scale"))
 

@@ -105,9 +105,7 @@ FIXED_ENV = {
     "SGLANG_TEST_*": REACHES,
     "SGLANG_*RECORD*": REPORTS,
 }
-LIVE_STATE = (
-    "write the name of what it sets: the size of pipeline micro-batches, or one of the acceptance thresholds"
-)
+LIVE_STATE = "write the name of what it sets: the size of pipeline micro-batches, or one of the acceptance thresholds"
 HOT = {
     "flush_cache": "emptying the cache is no setting: it belongs to a measurement",
     "set_internal_state": LIVE_STATE,

@@ -20,7 +20,27 @@ from sglang.stand_in.scenario import Scenario
 from sglang.version import __version__
 
 WARM_UP_S = 0.1
-WORDS = "the river ran under old stone bridges and every evening lamps were lit along its quiet banks for boats".split()
+WORDS = [
+    "the",
+    "river",
+    "ran",
+    "under",
+    "old",
+    "stone",
+    "bridges",
+    "and",
+    "every",
+    "evening",
+    "lamps",
+    "were",
+    "lit",
+    "along",
+    "its",
+    "quiet",
+    "banks",
+    "for",
+    "boats",
+]
 Flags = dict[str, str | bool | list[str]]
 
 
