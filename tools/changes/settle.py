@@ -192,7 +192,8 @@ alone() {{
     while remaining && [ $tries -lt {10 * STEPS_PER_S} ]; do nap; tries=$((tries + 1)); done
     if remaining; then echo "an earlier change of the host does not end: $left" >&2; return 1; fi
   fi
-  printf '%s\n' "$mine" >"$a/.settling.$$" && mv -f "$a/.settling.$$" "$a/.settling"
+  # A full disk must not keep known-good from coming back.
+  {{ printf '%s\n' "$mine" >"$a/.settling.$$" && mv -f "$a/.settling.$$" "$a/.settling"; }} 2>/dev/null || :
 }}
 newest_first() {{
   for order in "$a"/*/order; do
