@@ -221,8 +221,21 @@ class OwnExperiment(Idea):
     load_hint: Annotated[LoadHint, BeforeValidator(_load_hint)] = Field(
         default=LoadHint.ANY, description="at which load an effect is expected"
     )
-    disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
+    disruption: MaxDisruption = Field(
+        default=Disruption.RESTART,
+        description="what it costs the users of the server; by default what its changes cost, never less",
+    )
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _live_changes_cost_less(cls, given: object) -> object:
+        """An experiment of live settings alone needs no restart, unless it says so."""
+        if not isinstance(given, Mapping) or "disruption" in given:
+            return given
+        changes = given.get("changes")
+        kinds = {change.get("kind") for change in changes or () if isinstance(change, Mapping)}
+        return {**given, "disruption": Disruption.HOT} if kinds == {"hot"} else given
 
     def experiment(self) -> Experiment:
         """As it goes on the list."""

@@ -209,7 +209,7 @@ def spent(store: Store, session_id: str) -> Spent:
         for t in store.todos(session_id)
         if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
     ]
-    launches = [trial for trial in store.trials(session_id) if not trial.adopted]
+    launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))
 
 

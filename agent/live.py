@@ -60,7 +60,9 @@ def story(event: ev.Event) -> tuple[str, str] | None:
     if isinstance(event, ev.TrialClosed):
         trial = event.trial
         if trial.failure is not None:
-            return f"launch      {trial.id} failed: {trial.failure.cause}", "red"
+            return f"{trial.kind:<11} {trial.id} failed: {trial.failure.cause}", "red"
+        if trial.kind == "adjust":
+            return f"adjust      {trial.id} generates", "dim"
         return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
     if isinstance(event, ev.Noted):
         return f"note        {event.text}", "dim"

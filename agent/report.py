@@ -86,6 +86,10 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
     yield f"# original\n{command(was)}"
     yield "```"
     yield ""
+    if was.beside or now.beside:
+        yield "The commands do not bring about or take back what stands beside them: `ratchet restore` and"
+        yield "`ratchet restore --original` do."
+        yield ""
 
 
 def command(spec: LaunchSpec) -> str:
@@ -124,13 +128,16 @@ def _findings(store: Store, row: SessionRow) -> Iterator[str]:
 
 
 def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
-    launches = [trial for trial in store.trials(row.id) if not trial.adopted]
+    begun = [trial for trial in store.trials(row.id) if not trial.adopted]
+    launches = [trial for trial in begun if trial.kind == "launch"]
     total = sum(trial.down_s for trial in launches)
     yield "## Downtime"
     yield ""
     yield f"{len(launches)} launches, {total:.0f} s in all without a generating server."
+    if len(begun) > len(launches):
+        yield f"The running server was brought into another state {len(begun) - len(launches)} times."
     yield ""
-    for trial in launches:
+    for trial in begun:
         if trial.failure is not None:
             yield f"- {trial.id} for {trial.experiment_id}: {trial.failure.failure_class}: {trial.failure.cause}"
     yield ""

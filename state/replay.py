@@ -45,9 +45,11 @@ def measurement_line(taken: Measurement) -> str:
 def trial_line(trial: Trial) -> str:
     """One launch in one line."""
     if trial.failure is not None:
-        return f"launch of {trial.fingerprint} failed: {trial.failure.cause}"
+        return f"{trial.kind} of {trial.fingerprint} failed: {trial.failure.cause}"
     if trial.adopted:
         return f"the adopted process runs {trial.fingerprint}"
+    if trial.kind == "adjust":
+        return f"the running process was brought into {trial.fingerprint}"
     return f"launch of {trial.fingerprint} generated after {trial.load_s or 0.0:.1f} s"
 
 

@@ -26,9 +26,10 @@ from state.models import (
     Frozen,
     LaunchSpec,
     ProcessId,
+    with_beside,
 )
 from tools.benches import builtin
-from tools.diagnose import Action
+from tools.diagnose import Action, FailureClass
 from tools.simulated_answers import Likeness, simulated_answers
 from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
@@ -37,7 +38,10 @@ CORES = 4
 
 
 class SimEffect(Frozen):
-    """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others)."""
+    """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others).
+
+    A change beside the command line is named by its subject, such as `hot:poll` or `patch:/opt/engine`.
+    """
 
     name: str
     value: str = Field(description="as text; '*' for any value")
@@ -45,6 +49,7 @@ class SimEffect(Frozen):
     answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
     fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
     refuses: str | None = Field(default=None, description="the server ends at start with this log line")
+    unstageable: str | None = Field(default=None, description="the change is refused before anything is stopped")
     unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
 
 
@@ -148,8 +153,8 @@ class SimulatedTarget:
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
-        """Set flags and variables; a flag the scenario does not know is refused."""
-        flags, env = dict(spec.flags), dict(spec.env)
+        """Set flags and variables, and all that stands beside; a flag the scenario does not know is refused."""
+        flags, env, beside = dict(spec.flags), dict(spec.env), spec.beside
         for change in changes:
             if change.kind == "flag":
                 if change.name not in self.scenario.known_flags:
@@ -162,9 +167,15 @@ class SimulatedTarget:
                 if change.value is not None:
                     env[change.name] = change.value
             else:
-                raise PolicyRefused(f"a simulated server has no {change.kind} changes", where={"host": self.name})
+                beside = with_beside(beside, change)
         argv = (*spec.program, *(token for name, values in flags.items() for token in (name, *values)))
-        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv})
+        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv, "beside": beside})
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Nothing has to be prepared; what the scenario says cannot be is refused."""
+        refused = next((e.unstageable for e in self._effects(spec) if e.unstageable), None)
+        if refused is not None:
+            raise PolicyRefused(refused, where={"host": self.name})
 
     async def serving(self) -> Serving | None:
         """Whoever the world says."""
@@ -190,7 +201,7 @@ class SimulatedTarget:
         stopped()
         world["launches"].append(key)
         world["pids"] += 1
-        world["server"] = self._process(key, spec, world["pids"])
+        world["server"] = self._process(key, spec.as_started, world["pids"])
         world["clock"] += self.scenario.launch_s
         self._log("launch", key, spec.fingerprint)
         self._save(world)
@@ -215,6 +226,25 @@ class SimulatedTarget:
             )
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
         return Ready(process=process, load_s=self.scenario.launch_s)
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Set what is live of the spec, once."""
+        world = self._load()
+        server = world["server"]
+        if server is not None and server["key"] == "foreign":
+            raise ForeignChange("somebody else's server holds the port", where={"host": self.name})
+        if server is None or server["state"] == "failed":
+            return Failure(failure_class="vanished", cause="nobody serves", action=Action.RETRY_ONCE)
+        now = LaunchSpec.model_validate(server["spec"])
+        refused = self._refusal(spec)
+        if refused is not None or now.process_fingerprint != spec.process_fingerprint:
+            cause = refused or "another configuration has to be started anew"
+            return Failure(failure_class=FailureClass.CONFIG_INVALID, cause=cause, action=Action.REJECT)
+        if now.live != spec.live:
+            world["server"]["spec"] = spec.model_dump(mode="json")
+            self._log("adjust", key, spec.fingerprint)
+            self._save(world)
+        return None
 
     async def trouble(self) -> str | None:
         """A hung server says nothing."""
@@ -297,6 +327,7 @@ class SimulatedTarget:
 
     def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
         settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env
+        settings |= {change.subject: change.setting for change in spec.beside}
         return [
             e
             for e in self.scenario.effects

@@ -169,6 +169,13 @@ class Target(Protocol):
         """The spec with the changes applied. Raises PolicyRefused for a flag or value the server does not know."""
         ...
 
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Make everything ready that a launch of the spec needs beside the command line, while the old server serves.
+
+        May be repeated. Raises PolicyRefused with the reason when it cannot be had; nothing that serves was touched.
+        """
+        ...
+
     async def serving(self) -> Serving | None:
         """Who listens on the server's port now, None when nobody does."""
         ...
@@ -177,8 +184,9 @@ class Target(Protocol):
         """Stop the server that serves, if it is the adopted one or ours, and begin `spec` as launch `key`.
 
         Returns what was out of the ordinary on the way, in words. `stopped` is called in between, when nobody serves.
-        Does nothing when launch `key` has begun already.
-        Raises ForeignChange when somebody else's process serves.
+        What is live of the spec is left to `adjust`. Does nothing when launch `key` has begun already.
+        Raises ForeignChange when somebody else's process serves, or a file that a change is about was changed by
+        somebody else; nothing was stopped then.
         """
         ...
 
@@ -188,6 +196,14 @@ class Target(Protocol):
 
     async def await_ready(self, key: str) -> Ready | Failure:
         """Wait until launch `key` generates; a Failure when it ended or its deadline passed."""
+        ...
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Bring the serving process into the live state of the spec, as trial `key`; it is not started anew.
+
+        Nothing is done twice. A Failure when it is another process or does not generate afterwards. Raises
+        ForeignChange when somebody else's process serves.
+        """
         ...
 
     async def trouble(self) -> str | None:

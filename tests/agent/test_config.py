@@ -50,7 +50,7 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(config.policy.budget, Budget)
     assert config.policy.budget.time_s == 5400
     assert config.planner.only == ("threads",)
-    first, second = config.experiments
+    first, second, third = config.experiments
     assert [str(change) for change in first.changes] == [
         "--threads 2",
         "--no-mmap",
@@ -59,6 +59,9 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert (first.load_hint, first.disruption) == (LoadHint.HIGH, Disruption.RESTART)
     assert second.source.kind == "person"
+    assert (second.disruption, third.disruption) == (Disruption.HOT, Disruption.RESTART)
+    assert [change.kind for change in third.changes] == ["patch", "package", "checkout", "command"]
+    assert [one.name for one in config.server.generic.hot] == ["work_mem", "workers"]
 
 
 def test_a_full_file_mentions_every_section_and_key() -> None:

@@ -90,6 +90,16 @@ class HttpRequest(Frozen):
     api_key_file: str | None = None
 
 
+class HotSetting(Frozen):
+    """How a live setting is made, and where its value is read back."""
+
+    request: HttpRequest = Field(description="makes it")
+    reads: tuple[HttpRequest, ...] = Field(min_length=1, description="the first that is answered shows the value")
+    where: tuple[str, ...] = Field(
+        default=(), description="keys that lead to the value in a JSON answer; none: the whole answer"
+    )
+
+
 HttpError = Literal["refused", "timeout", "reset", "protocol", "unreachable", "key-file", "request", "deadline"]
 
 
@@ -165,6 +175,10 @@ class ServerAdapter(Protocol):
 
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """Why the server would refuse or silently ignore the change; None when nothing speaks against it."""
+        ...
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """How a live setting is made and read back; None when the server has none of that name."""
         ...
 
     def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
