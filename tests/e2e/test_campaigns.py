@@ -116,7 +116,7 @@ def test_the_baseline_comes_first_at_every_level_one_at_a_time(first: Story) -> 
     assert {1, 10, 256, 1024} <= set(own)
     second = next(place for place, line in enumerate(seen) if line["event"] == "start" and line["number"] == 2)
     assert sum(line["event"] == "run" for line in seen[:second]) == len(own)
-    assert own.count(1) == own.count(1024) == 4
+    assert own.count(1) >= 4 and own.count(1024) >= 4
 
 
 def test_a_gain_of_two_percent_is_told_from_the_noise_and_kept(first: Story) -> None:
@@ -179,7 +179,7 @@ def test_a_patch_that_collapses_is_undone_to_the_byte_with_its_cache(first: Stor
     assert verdict.outcome is Outcome.COLLAPSED, verdict.reason
     (tried,) = [start for start in first.launches("fusion-on-this-gpu") if start["fused"]]
     assert tried["gate"] == [9, 10, 12]
-    assert {name: sha for name, sha in first.after.items() if name in first.before} == first.before
+    assert first.after == first.before
     assert f"repository/{GATE}" in first.before
     later = [start for start in first.host.seen("start") if start["number"] > tried["number"]]
     assert later and all(start["gate"] == [9, 10] for start in later)
@@ -223,10 +223,8 @@ def test_the_newest_commit_is_kept_and_serves_in_the_end(first: Story) -> None:
     last = first.host.seen("start")[-1]
     assert last["version"] == NEWEST
     assert last["gate"] == [9, 10]
-    with first.host.store() as store:
-        version = (first.host.repository / "python" / "sglang" / "version.py").read_text()
-        assert store.latest_session().exit_code == 0
-    assert NEWEST not in version
+    assert last["package"].startswith(str(first.host.root))
+    assert NEWEST not in (first.host.repository / "python" / "sglang" / "version.py").read_text()
 
 
 def test_what_disrupts_least_is_tried_first(first: Story) -> None:
