@@ -14,7 +14,7 @@ Sections = Mapping[str, Any]
 
 # What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
 RESERVED = ("adopted", "baseline", "close-out", "confirm", "restore")
-RESERVED_BEGINNINGS = ("sentinel-", "without-")
+RESERVED_BEGINNINGS = ("sentinel-", "without-", "model-")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:
@@ -105,6 +105,22 @@ def _planner(planner: Any) -> Iterator[Problem]:
     for index, name in enumerate(planner.skip):
         if name in planner.only:
             yield Problem(("planner", "skip", index), f'"{name}" stands in planner.only as well')
+    yield from _language_model(planner)
+
+
+def _language_model(planner: Any) -> Iterator[Problem]:
+    section, place = planner.model, ("planner", "model")
+    if section is None:
+        if planner.kind == "model":
+            yield Problem(("planner", "kind"), "a language model needs a section [planner.model]")
+        return
+    if section.api_key_env is not None and section.api_key_file is not None:
+        yield Problem((*place, "api_key_file"), "a key is named by api_key_env already")
+    if section.max_cost is not None and (section.price_in is None or section.price_out is None):
+        yield Problem((*place, "max_cost"), "a ceiling of the cost needs both prices, price_in and price_out")
+    if section.max_tokens <= section.answer_tokens:
+        message = f"expected more than one answer may have ({section.answer_tokens}), got {section.max_tokens}"
+        yield Problem((*place, "max_tokens"), message)
 
 
 def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:

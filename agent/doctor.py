@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal
 
 from agent import chooser
 from agent.config import SessionConfig
+from agent.config_model import api_key
 from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,
@@ -20,7 +22,7 @@ from agent.policy import (
     observation_s,
 )
 from agent.room import refuse_no_room_here, refuse_no_room_there
-from state.errors import HostError, PolicyRefused, RatchetError
+from state.errors import ConfigError, HostError, PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
 from tools.services.finding import UNVERIFIED
 from tools.target import Target
@@ -71,6 +73,7 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
     checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
+    checks += _language_model(config)
     plan, left_out = _plan(
         target, config, planner, adoption, View(engine=adoption.spec.engine, spec=adoption.spec, facts=facts)
     )
@@ -106,6 +109,19 @@ async def _client(target: Target) -> Check:
         return Check(name="benchmark client", status="ok", text=await target.client())
     except HostError as error:
         return Check(name="benchmark client", status="failed", text=f"{error.what}: {error.tail}", do=error.do)
+
+
+def _language_model(config: SessionConfig) -> list[Check]:
+    """Whether its key is there; it is not asked, since that may cost something."""
+    section = config.planner.model
+    if config.planner.kind != "model" or section is None:
+        return []
+    try:
+        api_key(section, os.environ)
+    except ConfigError as missing:
+        return [Check(name="language model", status="failed", text=missing.what, do=missing.do)]
+    text = f"{section.model} at {section.base_url}, at most {section.max_calls} requests; not asked"
+    return [Check(name="language model", status="ok", text=text)]
 
 
 def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:
@@ -197,6 +213,8 @@ def _estimate(plan: list[PlannedItem], config: SessionConfig) -> float:
 
 def _exit_code(checks: list[Check]) -> int:
     failed = {check.name for check in checks if check.status == "failed"}
+    if "language model" in failed:
+        return 2
     if failed & {"restorable", "constraints"}:
         return 5
     return 3 if failed else 0

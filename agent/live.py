@@ -62,6 +62,10 @@ def story(event: ev.Event) -> tuple[str, str] | None:
         if trial.failure is not None:
             return f"launch      {trial.id} failed: {trial.failure.cause}", "red"
         return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
+    if isinstance(event, ev.ExchangeClosed):
+        reply = event.reply
+        outcome = f"answered, {reply.tokens} tokens" if reply.silence is None else f"{reply.silence}: {reply.detail}"
+        return shortened(f"model       {event.exchange_id} {outcome}"), "dim"
     if isinstance(event, ev.Noted):
         return f"note        {event.text}", "dim"
     if isinstance(event, ev.SessionMoved):

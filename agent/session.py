@@ -13,12 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agent.config import SessionConfig
+from agent.counsel import Counsel
 from agent.ending import Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
 from agent.inbox import stop_file
 from agent.nodes import Nodes
-from agent.planners.base import Planner
+from agent.planners.base import Endpoint, Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
 from agent.tenure import Tenure
@@ -145,6 +146,7 @@ class Runner:
         planner: Planner,
         progress: Progress,
         fault: FaultPoint = no_fault,
+        endpoint: Endpoint | None = None,
     ) -> None:
         self.store = store
         self.session_id = session_id
@@ -154,7 +156,7 @@ class Runner:
         self.fault = fault
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
-        self.nodes = Nodes(self.hands, planner)
+        self.nodes = Nodes(self.hands, planner, Counsel(self.hands, endpoint))
         self.tenure = Tenure(self.hands)
 
     async def run(self) -> int:

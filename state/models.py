@@ -525,6 +525,7 @@ class DecisionKind(StrEnum):
     BASELINE = "baseline"
     SENTINEL = "sentinel"
     PLAN = "plan"
+    CONSULT = "consult"
     CHOOSE = "choose"
     KEEP = "keep"
     REVERT = "revert"

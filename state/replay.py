@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from state.exchanges import Exchange
 from state.models import Measurement, Trial
 from state.store import Store
 
@@ -16,6 +17,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
     """
     measurements = {taken.id: taken for taken in store.measurements(session_id)}
     trials = {trial.id: trial for trial in store.trials(session_id)}
+    exchanges = {exchange.id: exchange for exchange in store.exchanges(session_id)}
     log = []
     for row in store.decisions(session_id):
         says = []
@@ -24,6 +26,8 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
                 says.append({"id": name, "says": measurement_line(measurements[name])})
             elif name in trials:
                 says.append({"id": name, "says": trial_line(trials[name])})
+            elif name in exchanges:
+                says.append({"id": name, "says": exchange_line(exchanges[name])})
         entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
         log.append({**entry, "at": iso(row["at"]), "evidence": says})
     return log
@@ -49,6 +53,16 @@ def trial_line(trial: Trial) -> str:
     if trial.adopted:
         return f"the adopted process runs {trial.fingerprint}"
     return f"launch of {trial.fingerprint} generated after {trial.load_s or 0.0:.1f} s"
+
+
+def exchange_line(exchange: Exchange) -> str:
+    """One request to a language model in one line."""
+    head, reply = f"{exchange.ask.model} asked with {exchange.ask.prompt}", exchange.reply
+    if reply is None:
+        return f"{head}: no answer yet"
+    if reply.silence is not None:
+        return f"{head}: {reply.silence} after {reply.seconds:.1f} s ({reply.detail})"
+    return f"{head}: answered after {reply.seconds:.1f} s, {reply.tokens} tokens, ended by {reply.finish or 'nothing'}"
 
 
 def iso(at: float) -> str:

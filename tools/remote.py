@@ -46,6 +46,7 @@ from tools.facts import (
 from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, ServerAdapter, make_spec
+from tools.servers.knobs import knobs
 from tools.services.base import Service, StopJobs
 from tools.services.container import InContainer, in_place_sh
 from tools.services.container_options import Container
@@ -296,6 +297,8 @@ class RemoteTarget:
             engine_version=self.version,
             compute=compute,
             model=None if named is None else await ask(self.host, ModelFact(named)),
+            knobs=knobs(self.adapter, self.known),
+            env_prefixes=self.adapter.env_prefixes,
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:

@@ -50,6 +50,8 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(config.policy.budget, Budget)
     assert config.policy.budget.time_s == 5400
     assert config.planner.only == ("threads",)
+    assert config.planner.model is not None
+    assert (config.planner.model.base_url, config.planner.model.max_cost) == ("https://llm.example.net/v1", 2.5)
     first, second = config.experiments
     assert [str(change) for change in first.changes] == [
         "--threads 2",
@@ -88,7 +90,7 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions"])
+@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "wrong_model", "contradictions"])
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:

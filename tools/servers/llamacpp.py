@@ -105,7 +105,9 @@ class LlamaCpp:
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """See `ServerAdapter.check_change`."""
         if isinstance(change, FlagChange):
-            return checks.check_flag(change, known, fixed_flags(known))
+            flag = known.flags.get(change.name)
+            reason = None if flag is None else _fixed(flag)
+            return checks.check_flag(change, known, {} if reason is None else {change.name: reason})
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, "LLAMA_ARG_", fixed_flags(known))
         return "llama-server has no live setting that Ratchet uses"
