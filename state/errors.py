@@ -19,9 +19,11 @@ RatchetError                     1  a bug unless a subclass says otherwise
 │   └── StoreNewer                  a newer version of this program wrote it
 ├── OutcomeUnknown               4  the connection died while a command ran: neither success nor failure
 ├── StoppedByOperator            4  Ctrl-C, SIGTERM or `stop`: resumable
+├── StoppedByFailure             4  a failure that trying on cannot help: known-good serves, resumable
 ├── RefusedForSafety             5  going on could harm something that is not ours
 │   ├── ForeignChange               somebody else changed the target
 │   ├── ForeignTraffic              somebody else keeps using the server
+│   ├── DrainFailed                 the server could not be taken out of its users' way
 │   ├── LeasePassedOn               the host's watcher or another agent took over
 │   ├── TargetLocked                another agent holds the target or the database
 │   └── PolicyRefused               a change that the session file forbids
@@ -143,6 +145,12 @@ class StoppedByOperator(RatchetError):
     exit_code = 4
 
 
+class StoppedByFailure(RatchetError):
+    """What failed would fail again whatever is tried next; known-good comes back, the session can be resumed."""
+
+    exit_code = 4
+
+
 class RefusedForSafety(RatchetError):
     """Going on could harm something that is not ours."""
 
@@ -155,6 +163,10 @@ class ForeignChange(RefusedForSafety):
 
 class ForeignTraffic(RefusedForSafety):
     """Somebody else keeps sending requests to the server, so nothing can be measured."""
+
+
+class DrainFailed(RefusedForSafety):
+    """The server could not be taken out of its users' way, so it was not disturbed."""
 
 
 class LeasePassedOn(RefusedForSafety):
@@ -170,6 +182,6 @@ class PolicyRefused(RefusedForSafety):
 
 
 class NeedsHuman(RatchetError):
-    """The known-good configuration could not be proven; a person has to look."""
+    """The known-good configuration could not be proven, or not be given back to its users; a person has to look."""
 
     exit_code = 6
