@@ -174,9 +174,7 @@ def _left(store: Store, session_id: str, config: SessionConfig) -> tuple[str, ..
     )
 
 
-def _known(
-    store: Store, session_id: str, todos: list[Todo], target: Target, parent: LaunchSpec
-) -> dict[str, str]:
+def _known(store: Store, session_id: str, todos: list[Todo], target: Target, parent: LaunchSpec) -> dict[str, str]:
     """Fingerprint → id of every configuration that was tried or waits."""
     found: dict[str, str] = {}
     for todo in todos:

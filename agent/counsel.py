@@ -55,11 +55,17 @@ class Counsel:
         self.endpoint = endpoint
 
     def due(self, idle: bool) -> bool:
-        """Whether to ask now: once at the beginning, then each time that nothing is ready and something was learned."""
-        section = self.hands.config.planner.model
-        if self.endpoint is None or section is None or not self._could_try(section):
+        """Whether to ask now: once at the beginning, then each time that nothing is ready and something was learned.
+
+        A conversation in the middle of which an agent died is always brought to its end.
+        """
+        section, kinds = self.hands.config.planner.model, self._decisions()
+        if self.endpoint is None or section is None:
             return False
-        kinds = self._decisions()
+        if self._exchanges(1 + kinds.count(DecisionKind.CONSULT.value)):
+            return True
+        if not self._could_try(section):
+            return False
         if DecisionKind.CONSULT.value not in kinds:
             return True
         since = kinds[len(kinds) - kinds[::-1].index(DecisionKind.CONSULT.value) :]

@@ -28,7 +28,9 @@ def knowledge(
     """
     entries = [one for entry in book(engine).experiments for one in entry.each()] if engine in engines() else []
     about = [entry for entry in entries if any(_touches(one, change) for one in entry.changes for change in changes)]
-    known = {change.name for change in changes if any(_touches(one, change) for entry in about for one in entry.changes)}
+    known = {
+        change.name for change in changes if any(_touches(one, change) for entry in about for one in entry.changes)
+    }
     return Knowledge(
         tags=tuple(dict.fromkeys(tag for entry in about for tag in entry.tags)),
         needs=tuple(dict.fromkeys(need for entry in about if _holds(entry, changes) for need in entry.needs)),

@@ -55,9 +55,7 @@ async def test_an_answer_comes_back_with_its_counts() -> None:
     assert server.keys == [f"Bearer {KEY}"]
 
 
-@pytest.mark.parametrize(
-    ("form", "kind"), [("schema", "json_schema"), ("object", "json_object"), ("plain", None)]
-)
+@pytest.mark.parametrize(("form", "kind"), [("schema", "json_schema"), ("object", "json_object"), ("plain", None)])
 async def test_each_form_is_asked_for_in_the_apis_words(form: Form, kind: str | None) -> None:
     with serving(says("{}")) as server:
         await ChatEndpoint(section(server.url, temperature=0.2), ENVIRON).reply(an_ask(form), SCHEMA, 20)

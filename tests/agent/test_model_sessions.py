@@ -28,9 +28,7 @@ pytestmark = pytest.mark.anyio
 
 def model_todos(runner: Runner) -> dict[str, TodoStatus]:
     return {
-        todo.id: todo.status
-        for todo in runner.store.todos(runner.session_id)
-        if todo.experiment.source.kind == "model"
+        todo.id: todo.status for todo in runner.store.todos(runner.session_id) if todo.experiment.source.kind == "model"
     }
 
 
@@ -223,7 +221,7 @@ async def test_a_session_that_may_not_restart_never_asks(tmp_path: Path) -> None
     assert server.requests == []
 
 
-async def _die_at(folder: Path, server: Server, point: str, times: int) -> None:
+async def _die_at(folder: Path, server: Server, point: str, times: int, **fields: object) -> None:
     passed: list[str] = []
 
     def die(name: str) -> None:
@@ -231,7 +229,7 @@ async def _die_at(folder: Path, server: Server, point: str, times: int) -> None:
         if passed.count(point) == times:
             raise Killed(name)
 
-    with pytest.raises(Killed), model_session(folder, server.url, fault=die) as runner:
+    with pytest.raises(Killed), model_session(folder, server.url, fault=die, **fields) as runner:
         await runner.run()
 
 
@@ -297,3 +295,13 @@ def test_what_it_proposes_is_a_change_like_any_other(tmp_path: Path) -> None:
         (todo,) = [t for t in runner.store.todos(runner.session_id) if t.id == "model-1"]
     assert todo.experiment.changes == (FlagChange(name="--threads", value="2"),)
     assert (todo.experiment.expected_gain, todo.experiment.tags) == (0.5, ("threads",))
+
+
+async def test_an_answer_that_used_up_the_budget_is_not_lost_with_the_agent(tmp_path: Path) -> None:
+    with serving(says(plan(FASTER))) as server:
+        await _die_at(tmp_path, server, "wrote:exchange-closed", 1, max_calls=1)
+        with model_session(tmp_path, server.url, max_calls=1) as runner:
+            assert await runner.run() == 0
+            assert outcomes(runner)["model-1"] is Outcome.BETTER
+            assert_went_well(runner, tmp_path)
+    assert len(server.requests) == 1

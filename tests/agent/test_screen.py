@@ -99,7 +99,7 @@ def test_what_the_catalogue_does_not_know_may_change_the_models_numbers() -> Non
         ([change("--threads", "2"), change("--threads", "4")], "stands twice"),
         ([change("--threads", "1")], "already runs like this"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value[0]["name"],
+    ids=lambda value: value if isinstance(value, str) else f"{value[0]['name']} {value[0]['value']!r}",
 )
 def test_what_the_live_server_would_not_take_or_nobody_may_touch_is_refused(
     changes: list[dict[str, Any]], why: str
@@ -191,7 +191,9 @@ def test_the_rules_of_the_session_hold_whatever_it_is_called(
 def test_topics_that_a_person_left_out_or_chose_bind_the_model_too() -> None:
     quantised = idea(change("--cache-type-k", "q8_0"))
     assert "leaves out numerics" in reason(quantised, bounds=replace(BOUNDS, skip=frozenset({"numerics"})))
-    assert "tries only threads" in reason(idea(change("--poll", "0")), bounds=replace(BOUNDS, only=frozenset({"threads"})))
+    assert "tries only threads" in reason(
+        idea(change("--poll", "0")), bounds=replace(BOUNDS, only=frozenset({"threads"}))
+    )
     assert screened(idea(change("--threads", "2")), bounds=replace(BOUNDS, only=frozenset({"threads"}))).accepted
 
 

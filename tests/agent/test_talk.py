@@ -20,7 +20,9 @@ OPENING = (Message(role="system", content="rules"), Message(role="user", content
 def screen(said: Said, before: Sequence[Experiment]) -> Screened:
     """Takes what is called good."""
     good = [one for one in said.experiments if one["title"].startswith("good")]
-    accepted = [Experiment(id=f"model-{len(before) + n}", title=one["title"], hypothesis="") for n, one in enumerate(good)]
+    accepted = [
+        Experiment(id=f"model-{len(before) + n}", title=one["title"], hypothesis="") for n, one in enumerate(good)
+    ]
     refused = [Refused(what=one["title"], why="it is bad") for one in said.experiments if one not in good]
     return Screened(accepted=tuple(accepted), refused=tuple(refused))
 
@@ -82,7 +84,9 @@ def test_what_was_refused_is_told_back_once_and_what_was_accepted_stays() -> Non
         ("{", "stop", Misfit.BROKEN),
     ],
 )
-def test_a_fault_is_told_back_and_after_two_more_the_conversation_is_over(text: str, finish: str, fault: Misfit) -> None:
+def test_a_fault_is_told_back_and_after_two_more_the_conversation_is_over(
+    text: str, finish: str, fault: Misfit
+) -> None:
     bad = Reply(text=text, finish=finish)
     once = after(bad)
     assert fault.value in last_words(once)

@@ -14,7 +14,16 @@ SERVERS = {
     "llamacpp": (test_servers_llamacpp.ADAPTER, test_servers_llamacpp.KNOWN),
     "sglang": (test_servers_sglang.ADAPTER, test_servers_sglang.KNOWN),
 }
-CLOSED = {"--model", "--model-path", "--host", "--port", "--api-key", "--log-file", "--log-level", "--trust-remote-code"}
+CLOSED = {
+    "--model",
+    "--model-path",
+    "--host",
+    "--port",
+    "--api-key",
+    "--log-file",
+    "--log-level",
+    "--trust-remote-code",
+}
 
 
 @pytest.fixture(params=SERVERS)
