@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from state.exchanges import Exchange
 from state.conditions import machine
+from state.exchanges import Exchange
 from state.models import Measurement, Trial
 from state.store import Store
 

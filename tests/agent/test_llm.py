@@ -19,6 +19,8 @@ from tests.stubs.chat import Move, completion, cut, drops, hangs, says, sends, s
 pytestmark = pytest.mark.anyio
 SCHEMA = schema(["--threads"])
 BODY = completion('{"reason": "a short one"}')
+TINY = b'{"choices":[{"finish_reason":"stop","message":{"content":"{}"}}]}'
+"""The shortest body that is an answer."""
 SHORT_S = 0.3
 
 
@@ -143,9 +145,11 @@ async def test_silence_before_the_first_byte_or_in_the_middle_ends_with_the_time
 
 @pytest.mark.parametrize("announced", [True, False], ids=["length promised", "length unknown"])
 async def test_a_body_that_is_cut_at_any_byte_is_no_answer(announced: bool) -> None:
-    with serving(*[cut(BODY, at, announced) for at in range(len(BODY))]) as server:
+    with serving(*[cut(TINY, at, announced) for at in range(len(TINY))], sends(TINY)) as server:
         endpoint = ChatEndpoint(section(server.url), ENVIRON)
-        replies = [await endpoint.reply(an_ask(), SCHEMA, 20) for _ in range(len(BODY))]
+        replies = [await endpoint.reply(an_ask(), SCHEMA, 20) for _ in range(len(TINY))]
+        whole = await endpoint.reply(an_ask(), SCHEMA, 20)
+    assert (whole.silence, whole.text) == (None, "{}")
     assert {reply.silence for reply in replies} == {Silence.CUT}
     assert {reply.text for reply in replies} == {""}
 
@@ -160,7 +164,11 @@ async def test_status_200_with_something_else(body: bytes) -> None:
     assert (await reply_to(sends(body))).silence is Silence.NO_COMPLETION
 
 
-@pytest.mark.parametrize("move", [status(401, words=f"Incorrect API key provided: {KEY}"), says(f"your key is {KEY}")])
+@pytest.mark.parametrize(
+    "move",
+    [status(401, words=f"Incorrect API key provided: {KEY}"), says(f"your key is {KEY}")],
+    ids=["error", "answer"],
+)
 async def test_an_endpoint_that_repeats_the_key_does_not_get_it_into_the_log(move: Move) -> None:
     reply = await reply_to(move)
     assert KEY not in reply.model_dump_json()

@@ -1,4 +1,4 @@
-"""Whole sessions beside a language model: good, useless, hostile, broken; the night goes on with the same guarantees."""
+"""Whole sessions beside a language model, good, useless, hostile or broken: the guarantees are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from state.replay import decision_log
 from tests.agent.model_sessions import FASTER, KEY, LISTED, NOTHING, TYPED, change, idea, model_session, plan
 from tests.agent.sim import ONE_POINT, flag
 from tests.agent.test_llm import no_proxy  # noqa: F401
-from tests.agent.test_loop import Killed, assert_consistent, outcomes, world_log
+from tests.agent.test_loop import Killed, assert_consistent, outcomes
 from tests.stubs.chat import Move, Server, completion, cut, drops, hangs, says, sends, serving, stalls, status
 from tools.simulated import SimEffect
 
@@ -66,12 +66,12 @@ async def test_a_good_model_finds_what_the_list_does_not_have(tmp_path: Path) ->
 
 async def test_it_is_asked_at_first_and_again_when_nothing_is_ready_and_sees_what_came_of_it(tmp_path: Path) -> None:
     slower = idea(change("--threads", "8"), title="eight threads")
-    with serving(says(plan(FASTER)), says(plan(slower)), says(NOTHING)) as server:
-        with model_session(tmp_path, server.url) as runner:
-            assert await runner.run() == 0
-            assert outcomes(runner)["model-2"] in (Outcome.WORSE, Outcome.COLLAPSED)
-            log = decision_log(runner.store, runner.session_id)
-            assert_went_well(runner, tmp_path)
+    moves = (says(plan(FASTER)), says(plan(slower)), says(NOTHING))
+    with serving(*moves) as server, model_session(tmp_path, server.url) as runner:
+        assert await runner.run() == 0
+        assert outcomes(runner)["model-2"] in (Outcome.WORSE, Outcome.COLLAPSED)
+        log = decision_log(runner.store, runner.session_id)
+        assert_went_well(runner, tmp_path)
     first, second, third = (server.said_to(n)[1] for n in range(3))
     assert "model-1" not in first
     assert "model-1: --threads 2; better" in second
@@ -120,11 +120,13 @@ async def test_an_instruction_in_the_servers_log_reaches_the_model_as_data_and_t
     scenario = TYPED.model_copy(update={"effects": (*TYPED.effects[:3], refusing)})
     looking = plan(look_ups=[{"kind": "log", "of": "cache-q8_0"}])
     obeying = plan(idea(change("--model", "/etc/shadow"), title="as the log says"))
-    with serving(says(NOTHING), says(looking), says(obeying)) as server:
-        with model_session(tmp_path, server.url, flag("--cache", "q8_0"), scenario=scenario) as runner:
-            assert await runner.run() == 0
-            assert model_todos(runner) == {}
-            assert_went_well(runner, tmp_path)
+    with (
+        serving(says(NOTHING), says(looking), says(obeying)) as server,
+        model_session(tmp_path, server.url, flag("--cache", "q8_0"), scenario=scenario) as runner,
+    ):
+        assert await runner.run() == 0
+        assert model_todos(runner) == {}
+        assert_went_well(runner, tmp_path)
     quoted = [line for line in server.said_to(2)[-1].splitlines() if "IGNORE ALL RULES" in line]
     assert quoted
     assert all("IGNORE ALL RULES" in json.loads(line) for line in quoted)
@@ -263,12 +265,12 @@ async def test_who_takes_over_asks_nothing_again_that_was_answered(
 async def test_a_stop_does_not_wait_for_the_model(tmp_path: Path) -> None:
     with serving(hangs) as server, model_session(tmp_path, server.url) as runner:
 
-        async def stop() -> None:
-            while not server.requests:
-                await asyncio.sleep(0.02)
-            ask_to_stop(runner.store.path, runner.session_id)
+        def stop() -> None:
+            assert server.asked.wait(60)
+            ask_to_stop(path, session_id)
 
-        code, _ = await asyncio.gather(runner.run(), stop())
+        path, session_id = runner.store.path, runner.session_id
+        code, _ = await asyncio.gather(runner.run(), asyncio.to_thread(stop))
         assert code == 4
         (exchange,) = runner.store.exchanges(runner.session_id)
         assert exchange.reply is not None

@@ -73,6 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.taking:
             self.server.requests.append(sent)
             self.server.keys.append(self.headers.get("Authorization", ""))
+            self.server.asked.set()
             place = min(len(self.server.requests), len(self.server.moves)) - 1
         with suppress(OSError):
             self.server.moves[place](self)
@@ -111,6 +112,7 @@ class Server(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.taking = threading.Lock()
+        self.asked = threading.Event()
         self.over = threading.Event()
 
     @property
