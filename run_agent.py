@@ -285,11 +285,12 @@ def selftest(
 ) -> None:
     """On this server's own noise: how often the judge would err in a night, and the smallest gain it would find."""
     from agent.config import SessionConfig, load
+    from agent.manners import within_ceiling
 
     if of is not None:
         database, session, number = _find(db), of, experiments or 20
     else:
-        config = load(session_file)
+        config = within_ceiling(load(session_file))
         from rich.console import Console
 
         from agent import operate

@@ -56,6 +56,7 @@ from state.models import (
     canonical_json,
     digest,
 )
+from tools.manners import Draining
 from tools.servers.generic import GenericRules
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
@@ -189,6 +190,52 @@ class PolicySection(Policy):
     budget: BudgetSection = Field(default=BudgetSection(), description="ceilings of the session")
 
 
+class MannersSection(Frozen):
+    """How the people who use the server are spared, and what stays when the session has ended."""
+
+    drain: tuple[str, ...] = Field(
+        default=(), description="program and arguments, run on the host, that take the server out of its users' way"
+    )
+    undrain: tuple[str, ...] = Field(default=(), description="program and arguments that give it back to them")
+    drained: tuple[str, ...] = Field(
+        default=(), description="program and arguments that end with 0 exactly while the server is drained; a probe"
+    )
+    drain_idempotent: bool = Field(
+        default=False, description="drain and undrain may be run twice in a row; needed where there is no probe"
+    )
+    drain_deadline_s: float = Field(
+        default=120.0, gt=0, description="how long each of these commands, and the probe until it agrees, may take"
+    )
+    drain_for: Literal["restart", "load"] = Field(
+        default="restart", description="drained for restarts and loads above max_concurrency, or for every run as well"
+    )
+    wait_inflight_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="how long a restart waits for requests in flight to end; 0 restarts without looking",
+    )
+    when_busy: Literal["wait", "skip"] = Field(
+        default="wait",
+        description="what becomes of an experiment whose restart waited in vain: it waits on, or is void",
+    )
+    max_foreign_rps: float = Field(
+        default=0.0, ge=0, description="requests of others a second beside which a run still counts; 0: none at all"
+    )
+    max_concurrency: int | None = Field(
+        default=None, ge=1, description="the most streams that we add while others may use the server; None: any number"
+    )
+    persist: bool = Field(
+        default=False, description="see that a better configuration comes back after a reboot (units and containers)"
+    )
+
+    @property
+    def draining(self) -> Draining | None:
+        """The commands together, None where nothing drains the server."""
+        if not self.drain:
+            return None
+        return Draining(drain=self.drain, undrain=self.undrain, drained=self.drained, deadline_s=self.drain_deadline_s)
+
+
 class PlannerSection(Frozen):
     """Where the experiments come from."""
 
@@ -221,8 +268,21 @@ class OwnExperiment(Idea):
     load_hint: Annotated[LoadHint, BeforeValidator(_load_hint)] = Field(
         default=LoadHint.ANY, description="at which load an effect is expected"
     )
-    disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
+    disruption: MaxDisruption = Field(
+        default=Disruption.RESTART,
+        description="what it costs the users of the server; by default what its changes cost, never less",
+    )
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _live_changes_cost_less(cls, given: object) -> object:
+        """An experiment of live settings alone needs no restart, unless it says so."""
+        if not isinstance(given, Mapping) or "disruption" in given:
+            return given
+        changes = given.get("changes")
+        kinds = {change.get("kind") for change in changes or () if isinstance(change, Mapping)}
+        return {**given, "disruption": Disruption.HOT} if kinds == {"hot"} else given
 
     def experiment(self) -> Experiment:
         """As it goes on the list."""
@@ -239,6 +299,7 @@ class SessionConfig(Frozen):
     policy: PolicySection = Field(default=PolicySection(), description="what the agent may do to the target")
     judge: JudgeRule = Field(default=JudgeRule(), description="how much evidence a keep needs")
     validity: ValidityRule = Field(default=ValidityRule(), description="when a measurement counts")
+    manners: MannersSection = Field(default=MannersSection(), description="how the users of the server are spared")
     planner: PlannerSection = Field(default=PlannerSection(), description="where the experiments come from")
     notify: NotifySection = Field(default=NotifySection(), description="who is told when a session ends")
     experiments: tuple[OwnExperiment, ...] = Field(default=(), description="a person's own ideas, tried like any other")

@@ -139,6 +139,56 @@ def _generic(server: Any) -> Iterator[Problem]:
             yield Problem((*place, "type"), "a choice needs choices")
         if flag.opposite and flag.type != "switch":
             yield Problem((*place, "opposite"), "only a switch has an opposite")
+    yield from _hot(rules.hot, server.url)
+
+
+def _hot(declared: Sequence[Any], url: str) -> Iterator[Problem]:
+    """A live setting can be made and read back, each in one way."""
+    for index, one in enumerate(declared):
+        place: KeyPath = ("server", "generic", "hot", index)
+        if [other.name for other in declared].count(one.name) > 1:
+            yield Problem((*place, "name"), f'"{one.name}" is declared twice')
+        for verb in ("set", "read"):
+            command, path = getattr(one, f"{verb}_command"), getattr(one, f"{verb}_path")
+            if bool(command) == bool(path):
+                yield Problem((*place, f"{verb}_command"), f"expected either this or {verb}_path, and not both")
+            if path and url.startswith("tcp:"):
+                yield Problem((*place, f"{verb}_path"), "a tcp address has no paths; give a command")
+        if one.set_path and not any("{value}" in text for text in (one.set_path, one.set_body or "")):
+            yield Problem((*place, "set_path"), "neither it nor set_body says where {value} goes")
+        if one.set_command and not any("{value}" in word for word in one.set_command):
+            yield Problem((*place, "set_command"), "it does not say where {value} goes")
+
+
+def _manners(manners: Any) -> Iterator[Problem]:
+    for given, missing in (("drain", "undrain"), ("undrain", "drain"), ("drained", "drain")):
+        if getattr(manners, given) and not getattr(manners, missing):
+            yield Problem(("manners", given), f"it is of no use without {missing}")
+    for name in ("drain", "undrain", "drained"):
+        words = getattr(manners, name)
+        if words and not words[0]:
+            yield Problem(("manners", name, 0), "expected the name of a program")
+    if manners.drain and not manners.drained and not manners.drain_idempotent:
+        message = (
+            "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        )
+        yield Problem(("manners", "drain"), message)
+    if manners.drain_for == "load" and not manners.drain:
+        yield Problem(("manners", "drain_for"), "there is no drain command that could be run")
+
+
+def _ceiling(workload: Workload, manners: Any) -> Iterator[Problem]:
+    """What is judged must be measured: only other load points may be left out, and only where nothing drains."""
+    if manners.max_concurrency is None or manners.drain:
+        return
+    beyond = {point.name for point in workload.load_points if point.concurrency > manners.max_concurrency}
+    holders: list[tuple[KeyPath, Sequence[str]]] = [(("workload", "objective"), workload.objective.at)]
+    holders += [(("workload", "guards", "slo", at), one.at) for at, one in enumerate(workload.guards.slo)]
+    for place, names in holders:
+        for index, name in enumerate(names):
+            if name in beyond:
+                message = f'"{name}" is above manners.max_concurrency ({manners.max_concurrency}), and nothing drains'
+                yield Problem((*place, "at", index), message)
 
 
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
@@ -148,6 +198,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = 
     (("workload", "server"), _client),
     (("judge",), _blocks),
     (("policy", "judge"), _close_out),
+    (("manners",), _manners),
+    (("workload", "manners"), _ceiling),
     (("planner",), _planner),
     (("experiments",), _experiments),
 )

@@ -46,6 +46,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         lease_s=at.lease_s,
         pid=server.pid,
         api_key_file=server.api_key_file,
+        draining=config.manners.draining,
     )
     return RemoteTarget(host, adapter_for(server), settings, bench_client(config.workload))
 

@@ -118,9 +118,7 @@ def _adjusted(experiment: Experiment, verdict: Verdict, trouble: Trouble, known:
     follow = follow_up(experiment, trouble, known)
     if follow.experiment is not None:
         note = f"it goes on as {follow.experiment.id}: {follow.bracket.reason}"
-        return Fate(
-            DecisionKind.ADJUST, TodoStatus.DONE, (note,), others=(ev.TodoAdded(experiment=follow.experiment),)
-        )
+        return Fate(DecisionKind.ADJUST, TodoStatus.DONE, (note,), others=(ev.TodoAdded(experiment=follow.experiment),))
     closed = follow.bracket
     note = f"another {follow.knob} does not help: {closed.reason}"
     learned = (

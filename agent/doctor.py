@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal
 
 from agent import chooser
 from agent.config import SessionConfig
+from agent.manners import unmeasured, within_ceiling
+from agent.open_files import server_limit, shortages
 from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,
@@ -67,7 +70,9 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
     checks.append(Check(name="server", status="ok", text=f"process {adoption.process.pid}, {adoption.engine_version}"))
     checks.append(await _room("host's folder", refuse_no_room_there(target)))
     checks += [await _generates(target), await _client(target)]
-    checks += [*_adoption_checks(adoption, config), await _quiet(target, config)]
+    checks += [*_adoption_checks(adoption, config), await _open_files(target, adoption, config)]
+    checks += [await _quiet(target, config), *await _manners(target, config), *_lasting(adoption, config)]
+    config = within_ceiling(config)
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
     checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
@@ -137,6 +142,25 @@ def _service(adoption: Adoption) -> Check:
     return Check(name="service", status="warning", text=f"held by {adoption.holder}, unverified: {doubt}", do=do)
 
 
+async def _open_files(target: Target, adoption: Adoption, config: SessionConfig) -> Check:
+    client = await target.open_files()
+    found = shortages(adoption, config.workload, client)
+    if not found:
+        server = server_limit(adoption)
+        text = f"{_any_number(server)} by the server, {_any_number(client)} by the client"
+        return Check(name="open files", status="ok", text=text)
+    return Check(
+        name="open files",
+        status="failed" if any(one.hopeless for one in found) else "warning",
+        text="; ".join(one.text for one in found),
+        do="; ".join(one.do for one in found),
+    )
+
+
+def _any_number(limit: int | None) -> str:
+    return "any number" if limit is None else str(limit)
+
+
 async def _quiet(target: Target, config: SessionConfig) -> Check:
     busy = await target.foreign_cores()
     limit = config.validity.max_foreign_cpu_cores
@@ -146,6 +170,43 @@ async def _quiet(target: Target, config: SessionConfig) -> Check:
         return Check(name="quiet host", status="ok", text=f"{busy:.2f} cores busy with other work")
     do = f"start would wait up to {config.validity.quiet_wait_s:.0f} s for it"
     return Check(name="quiet host", status="warning", text=f"{busy:.2f} cores busy, {limit:.2f} allowed", do=do)
+
+
+async def _manners(target: Target, config: SessionConfig) -> list[Check]:
+    """What would be done to spare the users of the server; the probe is run, nothing else."""
+    rules, found = config.manners, []
+    if left_out := unmeasured(config):
+        do = "give drain and undrain commands, if these load points matter"
+        found.append(Check(name="load ceiling", status="warning", text=left_out, do=do))
+    elif rules.max_concurrency is not None:
+        text = f"all load points are measured; above {rules.max_concurrency} streams only while drained"
+        found.append(Check(name="load ceiling", status="ok", text=text))
+    return [*found, await _drain(target, config)] if rules.drain else found
+
+
+async def _drain(target: Target, config: SessionConfig) -> Check:
+    rules, name = config.manners, "drain"
+    when = "restarts and every run" if rules.drain_for == "load" else "restarts and the runs between them"
+    would = f"`{shlex.join(rules.drain)}` before {when}"
+    seen = await target.drained()
+    if seen.trouble:
+        do = "correct manners.drained: start would drain nothing, and end at the first restart"
+        return Check(name=name, status="failed", text=f"{would}; {seen.trouble}", do=do)
+    if seen.ours:
+        do = "an earlier session left it so; start gives it back before it does anything"
+        return Check(name=name, status="warning", text=f"{would}; the server is still drained by us", do=do)
+    told = {True: "it is drained now, by somebody else", False: "it is not drained now", None: "there is no probe"}
+    return Check(name=name, status="ok", text=f"{would}; {told[seen.seen]}")
+
+
+def _lasting(adoption: Adoption, config: SessionConfig) -> list[Check]:
+    if not config.manners.persist:
+        return []
+    if adoption.holder.kind == "process":
+        do = "put the commands of the report into what starts the server"
+        text = "nobody starts a bare process at a reboot, so a winner can't be made to last"
+        return [Check(name="persist", status="warning", text=text, do=do)]
+    return [Check(name="persist", status="ok", text=f"a winner would come back after a reboot, by {adoption.holder}")]
 
 
 def _plan(

@@ -48,6 +48,7 @@ async def restore(hands: Hands, fingerprint: str, failed: Trial | None = None) -
 
     `failed` is a launch of it that has just failed already.
     """
+    await hands.manners.before_restore(fingerprint)
     trial = failed or await hands.bring_up(fingerprint, RESTORE)
     if trial.status is not TrialStatus.READY:
         why = f"{trial.id} did not come up ({_called(trial, 1)}), trying once more"
@@ -98,6 +99,7 @@ async def confirm(hands: Hands, trial: Trial) -> tuple[Measurement, ...]:
         own = tuple(m for m in known if m.status is not MeasurementStatus.OPEN)  # an open one is taken up by its block
         made = [m for m in own if m.trial_id == trial.id and m.load_point == name and m.metrics is not None]
         if not made:
+            await hands.manners.before_run(hands.config.workload.point(name))
             about = Comparison(experiment_id=CONFIRM, workload=hands.config.workload, rule=hands.config.judge, own=own)
             made = [await hands.measure(Need(arm=Arm.BASELINE, block=len(own), load_point=name), about, trial)]
         runs.append(made[-1])

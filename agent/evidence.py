@@ -87,6 +87,16 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
     )
 
 
+def comparison_with(store: Store, session_id: str, config: SessionConfig, taken: Measurement) -> Comparison | None:
+    """What a candidate's run is held against; None for the parent's runs and for those that belong to no comparison."""
+    if taken.arm is not Arm.CANDIDATE:
+        return None
+    try:
+        return comparison_of(store, session_id, config, taken.experiment_id)
+    except KeyError:
+        return None
+
+
 PASSES = 4
 """So many of a configuration's newest passes over the fixed prompts are compared; more would tell nothing new."""
 
@@ -222,7 +232,7 @@ def spent(store: Store, session_id: str) -> Spent:
         for t in store.todos(session_id)
         if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
     ]
-    launches = [trial for trial in store.trials(session_id) if not trial.adopted]
+    launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.evidence import BUILT_IN
+from agent.manners import LASTING
 from agent.selftest import ENOUGH, SelfTest
 from agent.verify import Audit, Kind, Result
 from agent.what_if import WhatIf
@@ -62,10 +63,12 @@ def story(event: ev.Event) -> tuple[str, str] | None:
     if isinstance(event, ev.TrialClosed):
         trial = event.trial
         if trial.failure is not None:
-            return f"launch      {trial.id} failed: {trial.failure.cause}", "red"
+            return f"{trial.kind:<11} {trial.id} failed: {trial.failure.cause}", "red"
+        if trial.kind == "adjust":
+            return f"adjust      {trial.id} generates", "dim"
         return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
-    if isinstance(event, ev.Noted):
-        return f"note        {event.text}", "dim"
+    if isinstance(event, ev.Noted):  # commands for a person stand at the end
+        return None if event.subject == LASTING else (f"note        {event.text}", "dim")
     if isinstance(event, ev.SessionMoved):
         return f"session     {event.status.value}: {event.reason}", "bold"
     return None

@@ -25,15 +25,18 @@ from agent.heeding import heed, restores_first, stop
 from agent.judge import Comparison, Need, asks_answers, assess
 from agent.known import blamed
 from agent.planners.base import Planner, View
-from agent.policy import broken_constraints, forbidden
+from agent.policy import broken_constraints, forbidden, restarts
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
 from state.errors import ForeignTraffic, PolicyRefused
 from state.models import (
     Arm,
+    Change,
     DecisionKind,
+    Disruption,
     Experiment,
+    LaunchSpec,
     Purpose,
     Role,
     SessionStatus,
@@ -102,6 +105,7 @@ class Nodes:
         trouble = await self.target.trouble()
         if trouble is not None:
             return self._heal(f"{trial.id} does not generate: {trouble}")
+        await self.hands.manners.at_rest()
         if not self.store.todos(self.session_id):
             return {"next": "plan"}
         return {"next": "choose"}
@@ -149,14 +153,14 @@ class Nodes:
             self._begin(due.experiment, parent, parent, due.reason)
             return {"next": "apply"}
         if due is not None and built_in.sentinels_won(self.store, self.session_id):
-            return self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
+            return await self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
-            return self._close(choice)
+            return await self._close(choice)
         experiment = choice.todo.experiment
         parent = self.hands.role(Role.KNOWN_GOOD)
         try:
-            spec = self.target.derive(self.store.spec(parent), experiment.changes)
+            spec = await self._made_ready(self.store.spec(parent), experiment.changes)
         except PolicyRefused as refused:
             self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
@@ -198,7 +202,10 @@ class Nodes:
             return {"next": "measure"}
         if wanted != row.parent and restores_first(self.hands, row):
             await restore(self.hands, row.parent)
-        trial = await self.hands.bring_up(wanted, row.experiment.id)
+        busy = await self.hands.manners.make_way()
+        if busy is not None:
+            return self._postponed(busy, need, comparison, position.trial)
+        trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
         if trial.status is TrialStatus.READY:
             return {"next": "measure"}
         if wanted == row.parent:
@@ -215,8 +222,14 @@ class Nodes:
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
         position = await self.hands.where()
         trial = position.trial
-        if trial is None or trial.fingerprint != wanted or trial.id in self.hands.spoilt:
+        if (
+            trial is None
+            or trial.status is not TrialStatus.READY
+            or trial.fingerprint != wanted
+            or trial.id in self.hands.spoilt
+        ):
             return {"next": "apply"}
+        await self.hands.manners.before_run(self.config.workload.point(need.load_point))
         # A run that a former agent began is itself what the server is busy with.
         noise = None
         if not self.hands.run_under_way:
@@ -260,6 +273,8 @@ class Nodes:
         self.hands.journal.fault("finish:guarded")
         proof = await proven(self.hands, final)
         self.hands.journal.fault("finish:proven")
+        await self.hands.manners.at_rest()
+        lasting = await self.hands.manners.make_lasting(final)
         why = self._too_noisy() or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
@@ -271,7 +286,7 @@ class Nodes:
             kind=DecisionKind.END,
             subject=proof.trial.id,
             what=what,
-            reason=f"{why}; {proof.words}",
+            reason=f"{why}; {proof.words}{lasting}",
             evidence=proof.evidence,
         )
         self.hands.write(
@@ -305,14 +320,14 @@ class Nodes:
                 return f"the same configuration was tried as {todo.id}"
         return None
 
-    def _close(self, choice: chooser.Choice) -> LoopState:
+    async def _close(self, choice: chooser.Choice) -> LoopState:
         """Nothing more to try: say what was left, then compare the final configuration with the original."""
         for experiment_id, reason in choice.skipped:
             self.hands.write(ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason))
         done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
         if done or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
-        if self._leaves_one_out():
+        if await self._leaves_one_out():
             return {"next": "apply"}
         decision = self.store.decide(
             self.session_id,
@@ -332,7 +347,7 @@ class Nodes:
         )
         return {"next": "apply"}
 
-    def _leaves_one_out(self) -> bool:
+    async def _leaves_one_out(self) -> bool:
         """Begin to compare the final configuration with itself less one kept change, as far as time allows."""
         found = built_in.leave_out_due(self.store, self.session_id, self.config)
         if found is None or found[1].obstacle is not None:
@@ -341,10 +356,30 @@ class Nodes:
         final = self.hands.role(Role.KNOWN_GOOD)
         rest = [t.experiment for t, _ in built_in.kept(self.store, self.session_id) if t.id != left_out.id]
         original = self.store.spec(self.hands.role(Role.ORIGINAL))
-        spec = self.target.derive(original, tuple(change for experiment in rest for change in experiment.changes))
+        changes = tuple(change for experiment in rest for change in experiment.changes)
+        try:
+            spec = await self._made_ready(original, changes)
+        except PolicyRefused as refused:
+            self.hands.write(ev.TodoAdded(experiment=due.experiment, status=TodoStatus.SKIPPED, reason=refused.what))
+            return await self._leaves_one_out()
         self.hands.write(ev.SpecSeen(fingerprint=spec.fingerprint, spec=spec))
         self._begin(due.experiment, final, spec.fingerprint, due.reason)
         return True
+
+    async def _made_ready(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
+        """The spec with the changes; what they need beside the command line is on the host then.
+
+        Flags come last, since another version of the server may know others. Raises PolicyRefused.
+        """
+        bare = self.target.derive(spec, tuple(change for change in changes if change.kind not in ("flag", "env")))
+        if bare.beside:
+            await self.hands.stage(bare)
+        return self.target.derive(spec, changes)
+
+    def _relaunches(self, experiment: Experiment) -> bool:
+        """Whether each launch of a comparison gets a process of its own: not where none may, or none need, be had."""
+        allowed = self.config.policy.max_disruption >= Disruption.RESTART
+        return allowed and (experiment.purpose is not Purpose.TRY or restarts(experiment))
 
     def _begin(self, experiment: Experiment, parent: str, candidate: str, reason: str) -> None:
         """Open a comparison that the loop makes on its own account."""
@@ -394,6 +429,14 @@ class Nodes:
             scope=scope(session),
         )
 
+    def _postponed(self, busy: str, need: Need, comparison: Comparison, trial: Trial | None) -> LoopState:
+        """The server is not restarted under its users: wait on while the budget lasts, or give the experiment up."""
+        lasts = self.store.active_s(self.session_id) < self.config.policy.budget.time_s
+        if trial is None or (self.config.manners.when_busy == "wait" and lasts):
+            return {"next": "apply"}
+        self.hands.void(need, comparison, trial, busy)
+        return {"next": "judge"}
+
     def _wait_first(self, comparison: Comparison) -> bool:
         streak = void_streak(comparison.own)
         first = not self.store.measurements(self.session_id)
@@ -407,7 +450,7 @@ class Nodes:
         waited = 0.0
         rule = self.config.validity
         while True:
-            traffic = await self.target.foreign_traffic()
+            traffic = await self.target.foreign_traffic(self.config.manners.max_foreign_rps)
             busy = (await self.target.foreign_cores() if cores_too else None) or 0.0
             if traffic is None and busy <= rule.max_foreign_cpu_cores:
                 return None

@@ -16,9 +16,11 @@ from agent.connect import connect, planner_for
 from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
+from agent.manners import unmeasured, within_ceiling
+from agent.open_files import refuse_hopeless, shortages
 from agent.policy import Costs
 from agent.progress import Silent
-from agent.report import headline, markdown
+from agent.report import headline, lasting, markdown
 from agent.room import refuse_no_room_here, refuse_no_room_there
 from agent.selftest import session_config
 from agent.session import (
@@ -31,6 +33,7 @@ from agent.session import (
     refuse_unusable,
 )
 from agent.tenure import any_holder_of, holder_of
+from state import events as ev
 from state.errors import ConfigError, RatchetError, StoppedByOperator, StoreError
 from state.journal import FaultPoint
 from state.models import Role, Trial
@@ -59,19 +62,25 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
     """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
     fault = fault_point(os.environ)
     refuse_no_room_here(database)
+    left_out, config = unmeasured(config), within_ceiling(config)
     with Store.write(database) as store:
         refuse_unfinished(store)
         async with connected(config) as target:
             await target.refuse_held()
             await refuse_no_room_there(target)
-            refuse_unusable(config, await target.adopt(), await target.trouble())
+            found = await target.adopt()
+            refuse_unusable(config, found, await target.trouble())
+            files = shortages(found, config.workload, await target.open_files())
+            refuse_hopeless(files)
             await target.client()
             await target.prepare()
             adoption = await target.adopt()
             session_id = new_session_id(store.clock())
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
-                open_session(store, session_id, config, adoption)
+                open_session(store, session_id, config, adoption, left_out)
+                if files:
+                    store.append(session_id, *(ev.Noted(text=one.text, subject=session_id) for one in files))
             except (RatchetError, asyncio.CancelledError):
                 await target.release()
                 raise
@@ -182,6 +191,10 @@ async def _drive(
         _write_report(store, session_id, report, console)
         _tell(store, session_id, config, console)
     _say(console, headline(store, session_id), style="bold")
+    commands = lasting(store, session_id)
+    if commands:
+        _say(console, "to make it last beyond a reboot:", style="bold")
+        _say(console, commands)
     _say(console, f"report: {report}    log: ratchet replay --db {store.path}")
     if code == 4:
         _say(console, f"go on with: {again or f'ratchet resume --db {store.path}'}")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
+from agent.manners import LASTING, UNMEASURED
+from agent.report_machine import machine_section
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
@@ -18,8 +20,10 @@ def markdown(store: Store, session_id: str) -> str:
     parts = [
         *_head(store, row),
         *_configuration(store, row),
+        *_lasting(store, row),
         *_experiments(store, row),
         *_turns(store, row),
+        *machine_section(store, row),
         *_findings(store, row),
         *_downtime(store, row),
         *_method(store, row),
@@ -87,6 +91,27 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
     yield f"# original\n{command(was)}"
     yield "```"
     yield ""
+    if was.beside or now.beside:
+        yield "The commands do not bring about or take back what stands beside them: `ratchet restore` and"
+        yield "`ratchet restore --original` do."
+        yield ""
+
+
+def lasting(store: Store, session_id: str) -> str:
+    """The commands with which a person makes the winner outlive a reboot; empty where there is nothing to do."""
+    noted = store.notes(session_id, LASTING)
+    return noted[-1] if noted and store.session(session_id).status is SessionStatus.DONE else ""
+
+
+def _lasting(store: Store, row: SessionRow) -> Iterator[str]:
+    commands = lasting(store, row.id)
+    if commands:
+        yield from (
+            "## To make it last",
+            "",
+            "A reboot ends the winner. On the host, for whatever starts the server then",
+        )
+        yield from ("(`$NAME` stands for a value that only the host knows):", "", "```sh", commands, "```", "")
 
 
 def command(spec: LaunchSpec) -> str:
@@ -146,13 +171,16 @@ def _findings(store: Store, row: SessionRow) -> Iterator[str]:
 
 
 def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
-    launches = [trial for trial in store.trials(row.id) if not trial.adopted]
+    begun = [trial for trial in store.trials(row.id) if not trial.adopted]
+    launches = [trial for trial in begun if trial.kind == "launch"]
     total = sum(trial.down_s for trial in launches)
     yield "## Downtime"
     yield ""
     yield f"{len(launches)} launches, {total:.0f} s in all without a generating server."
+    if len(begun) > len(launches):
+        yield f"The running server was brought into another state {len(begun) - len(launches)} times."
     yield ""
-    for trial in launches:
+    for trial in begun:
         if trial.failure is not None:
             yield f"- {trial.id} for {trial.experiment_id}: {trial.failure.failure_class}: {trial.failure.cause}"
     yield ""
@@ -175,6 +203,10 @@ def _method(store: Store, row: SessionRow) -> Iterator[str]:
     if checks:
         won = sum(1 for verdict in checks if verdict.outcome is Outcome.BETTER)
         yield f"- {len(checks)} A/A sentinels, {won} looked like a gain (the unchanged server compared with itself)"
+    yield from (f"- {text}" for text in store.notes(row.id, UNMEASURED))
+    tolerated = row.config.get("manners", {}).get("max_foreign_rps", 0)
+    if tolerated:
+        yield f"- up to {tolerated:g} requests of others a second were tolerated beside each run"
     baseline = store.verdicts(row.id).get(BASELINE)
     if baseline is not None:
         yield f"- baseline: {baseline.reason}"

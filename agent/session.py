@@ -17,6 +17,7 @@ from agent.ending import Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
 from agent.inbox import stop_file
+from agent.manners import UNMEASURED
 from agent.nodes import Nodes
 from agent.planners.base import Planner
 from agent.policy import broken_constraints
@@ -25,6 +26,7 @@ from agent.tenure import Tenure
 from state import events as ev
 from state.errors import (
     ConfigError,
+    DrainFailed,
     ForeignTraffic,
     HostRebooted,
     HostUnreachable,
@@ -94,8 +96,13 @@ def adopted_now(store: Store, row: SessionRow) -> Adoption:
     return row.adoption.model_copy(update={"process": processes[-1]})
 
 
-def open_session(store: Store, session_id: str, config: SessionConfig, adoption: Adoption) -> None:
-    """Write the session's first events: what was found is the original and, until a keep, the known-good."""
+def open_session(
+    store: Store, session_id: str, config: SessionConfig, adoption: Adoption, unmeasured: str = ""
+) -> None:
+    """Write the session's first events: what was found is the original and, until a keep, the known-good.
+
+    `unmeasured` says which load points of the session file are left out.
+    """
     refuse_unusable(config, adoption, None)
     fingerprint = adoption.spec.fingerprint
     trial = Trial(
@@ -131,6 +138,7 @@ def open_session(store: Store, session_id: str, config: SessionConfig, adoption:
         ev.TrialOpened(trial=trial),
         ev.TrialClosed(trial=trial),
         ev.DecisionMade(decision=decision),
+        *([ev.Noted(text=unmeasured, subject=UNMEASURED)] if unmeasured else []),
     )
 
 
@@ -176,6 +184,8 @@ class Runner:
             return code
         except (NeedsHuman, RefusedForSafety) as error:
             needs = isinstance(error, NeedsHuman)
+            if undrain := self.hands.manners.still_drained():
+                error.where["still drained by us; to end that"] = undrain
             if needs:
                 with suppress(RatchetError):
                     await self.target.leave_word(str(error))
@@ -199,8 +209,9 @@ class Runner:
                 await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
             except (StoppedByOperator, StoppedByFailure) as stopped:
                 return await self._drain(stopped.what)
-            except ForeignTraffic:
+            except (ForeignTraffic, DrainFailed):
                 await self._leave_known_good()
+                await self.hands.manners.at_rest()
                 raise
             except (HostUnreachable, HostRebooted, OutcomeUnknown) as error:
                 if error is lost:
@@ -252,6 +263,7 @@ class Runner:
         """Ctrl-C, SIGTERM or `stop`: end the run under way, bring known-good back, confirm it, stay resumable."""
         trial = await self._leave_known_good()
         confirmed = await self._confirmed(trial)
+        await self.hands.manners.at_rest()
         decision = self.store.decide(
             self.session_id,
             kind=DecisionKind.INTERRUPTED,
@@ -294,7 +306,10 @@ class Runner:
         self.fault("restore:attached")
         await self.hands.abandon_runs()
         self.fault("restore:runs-ended")
+        if original:
+            await self.target.unpersist()
         trial = await bring_back(self.hands, fingerprint)
+        await self.hands.manners.at_rest()
         self.fault("restore:served")
         what = f"the {role.value} configuration serves"
         decision = self.store.decide(

@@ -15,9 +15,26 @@ GONE = "the server that was measured no longer serves"
 COMPLAINED = "the server itself says"
 
 
-def invalid_reasons(metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule) -> tuple[str, ...]:
-    """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC."""
-    return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule)])
+def invalid_reasons(
+    metrics: Metrics, telemetry: Telemetry, point: LoadPoint, rule: ValidityRule, max_foreign_rps: float = 0.0
+) -> tuple[str, ...]:
+    """Why this run must not be judged, empty when it counts. Surroundings begin with QUIET or TRAFFIC.
+
+    `max_foreign_rps` is how many requests of others a second are tolerated beside a run.
+    """
+    return tuple([*_figures(metrics, point, rule), *_surroundings(metrics, telemetry, rule, max_foreign_rps)])
+
+
+def foreign_requests(metrics: Metrics) -> float | None:
+    """Requests of others in the run's own window, by the server's count; None where it counts nothing.
+
+    Of a server that counts tokens alone it is the tokens beyond ours, in requests of our own size.
+    """
+    if metrics.server_requests is not None:
+        return max(0.0, metrics.server_requests - metrics.completed - metrics.failed)
+    if metrics.server_output_tokens is None or not metrics.output_tokens:
+        return None
+    return max(0.0, metrics.server_output_tokens / metrics.output_tokens - 1) * metrics.completed
 
 
 def seen_outside(reason: str) -> bool:
@@ -92,16 +109,25 @@ def _text(metrics: Metrics, rule: ValidityRule) -> Iterator[str]:
         yield f"the text that came has {found} tokens, the client claims {claimed}"
 
 
-def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule) -> Iterator[str]:
-    if metrics.client_bottleneck:
-        yield f"the client was the bottleneck: {metrics.client_bottleneck}"
+def _counted(metrics: Metrics, rule: ValidityRule, max_foreign_rps: float) -> Iterator[str]:
+    """Where the server's counters do not fit the client's claims, beyond what others may ask of it."""
+    foreign = foreign_requests(metrics) if max_foreign_rps else None
+    if foreign is not None and _positive(metrics.duration_s) and foreign / metrics.duration_s > max_foreign_rps:
+        seen = f"about {foreign / metrics.duration_s:.2f} requests a second of others"
+        yield f"{TRAFFIC}: {seen}, {max_foreign_rps:g} allowed"
     counted = metrics.server_output_tokens
     if counted is not None and metrics.output_tokens:
         off = counted / metrics.output_tokens - 1
-        if off > rule.counter_tolerance:
+        if off > rule.counter_tolerance and not max_foreign_rps:
             yield f"{TRAFFIC}: the server counted {counted} output tokens, we received {metrics.output_tokens}"
         elif off < -rule.counter_tolerance:
             yield f"the server counted {counted} output tokens, the client claims {metrics.output_tokens}"
+
+
+def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule, max_foreign_rps: float) -> Iterator[str]:
+    if metrics.client_bottleneck:
+        yield f"the client was the bottleneck: {metrics.client_bottleneck}"
+    yield from _counted(metrics, rule, max_foreign_rps)
     foreign = telemetry.foreign_cpu_cores
     if foreign is not None and foreign > rule.max_foreign_cpu_cores:
         yield f"{QUIET}: {foreign:.2f} cores were busy with other work, {rule.max_foreign_cpu_cores:.2f} allowed"

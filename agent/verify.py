@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
-from agent.evidence import comparison_of, known
+from agent.evidence import comparison_of, comparison_with, known
 from agent.remeasured import remeasured
 from agent.verdicts import final_verdict, scope
 from state import events as ev
@@ -168,7 +168,7 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
                 other = differences(event.fingerprint, event.spec.fingerprint, f"event {stored.seq}, fingerprint")
                 yield _of_version(_checked(Kind.LOG, f"configuration {event.fingerprint}", other), writer)
             elif isinstance(event, ev.MeasurementClosed):
-                check, instead = _run(event, config, session_id)
+                check, instead = _run(scratch.store, event, config, session_id)
                 yield _of_version(check, writer)
             elif isinstance(event, ev.VerdictReached):
                 asked = _of_version(_verdict(scratch.store, session_id, config, event.verdict), writer)
@@ -198,12 +198,16 @@ def _of_version(check: Check, writer: str, cause: Check | None = None) -> Check:
     return check.model_copy(update={"result": Result.UNVERIFIABLE, "why": why})
 
 
-def _run(event: ev.MeasurementClosed, config: SessionConfig | str, session_id: str) -> tuple[Check, ev.Event]:
+def _run(
+    store: Store, event: ev.MeasurementClosed, config: SessionConfig | str, session_id: str
+) -> tuple[Check, ev.Event]:
     """A run's figures and status, and the event as its raw result has it."""
     taken = event.measurement
     if isinstance(config, str):
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=config), event
-    again = remeasured(taken, event.raw, f"{session_id}-{taken.id}", config.workload, config.validity)
+    comparison = comparison_with(store, session_id, config, taken)
+    key, rate = f"{session_id}-{taken.id}", config.manners.max_foreign_rps
+    again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison, rate)
     if again.unread:
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=again.unread), event
     found = differences(taken.model_dump(mode="json"), again.measurement.model_dump(mode="json"))

@@ -23,6 +23,7 @@ RatchetError                     1  a bug unless a subclass says otherwise
 ├── RefusedForSafety             5  going on could harm something that is not ours
 │   ├── ForeignChange               somebody else changed the target
 │   ├── ForeignTraffic              somebody else keeps using the server
+│   ├── DrainFailed                 the server could not be taken out of its users' way
 │   ├── LeasePassedOn               the host's watcher or another agent took over
 │   ├── TargetLocked                another agent holds the target or the database
 │   └── PolicyRefused               a change that the session file forbids
@@ -164,6 +165,10 @@ class ForeignTraffic(RefusedForSafety):
     """Somebody else keeps sending requests to the server, so nothing can be measured."""
 
 
+class DrainFailed(RefusedForSafety):
+    """The server could not be taken out of its users' way, so it was not disturbed."""
+
+
 class LeasePassedOn(RefusedForSafety):
     """The lease that we held is over: the host's watcher or another agent has the target now."""
 
@@ -177,6 +182,6 @@ class PolicyRefused(RefusedForSafety):
 
 
 class NeedsHuman(RatchetError):
-    """The known-good configuration could not be proven; a person has to look."""
+    """The known-good configuration could not be proven, or not be given back to its users; a person has to look."""
 
     exit_code = 6

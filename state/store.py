@@ -223,6 +223,15 @@ class Store:
         keys = [key for key in self.db.table(table).pks if key != "session_id"]
         return {" ".join(str(row[key]) for key in keys): row for row in rows}
 
+    def notes(self, session_id: str, subject: str) -> list[str]:
+        """What was noted of a subject, oldest first."""
+        rows = self._rows(
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'noted' ORDER BY seq",
+            session_id,
+        )
+        noted = [stored.event for stored in self._parsed(_event, rows)]
+        return [event.text for event in noted if isinstance(event, ev.Noted) and event.subject == subject]
+
     def missing_events(self) -> list[int]:
         """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
         rows = self._rows(

@@ -1,8 +1,9 @@
 """The script with which the host's watcher puts known-good back: rendered from the operations that the agent runs.
 
 Pure text; nothing is run here. The script looks first: a server that is neither ours nor the adopted one is left
-alone (exit 11), a known-good that serves and generates is left alone (exit 10). Else it stops what we started, begins
-known-good and proves it by a real generation (exit 0); any other exit means that it could not.
+alone (exit 11), and so is a server over files that somebody else changed; a known-good that serves and generates is
+left alone but for what is live of it (exit 10). Else it stops what we started, begins known-good and proves it by a
+real generation (exit 0); any other exit means that it could not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import shlex
 from pydantic import Field
 
 from state.models import Frozen, ProcessId
+from tools.changes.settle import CheckAsides, SettleAsides
 from tools.job_scripts import prepare_script, start_script
 from tools.jobs import STARTED_WITHIN_S, job_dir
+from tools.manners import MARK as DRAINED
+from tools.manners import Undrain
 from tools.procfs import LISTENING_SH, STAT_SH
 from tools.servers.base import HttpRequest
 from tools.servers.probe import probe_source
@@ -35,9 +39,12 @@ class Restore(Frozen):
     adopted_is_good: bool = Field(description="whether known-good is what the adopted process runs")
     launch_script: str
     operations: tuple[Operation, ...]
+    check: CheckAsides | None = Field(default=None, description="fails when files were changed by somebody else")
+    live: SettleAsides | None = Field(default=None, description="what is done once known-good generates")
     python: str
     generate: HttpRequest
     deadline_s: float
+    undrain: Undrain | None = Field(default=None, description="gives a known-good that generates back to its users")
 
     def render(self) -> str:
         """The whole script, POSIX sh."""
@@ -45,15 +52,42 @@ class Restore(Frozen):
         place = job_dir(self.root, self.key)
         prepare, begin = prepare_script(place, size), start_script(place, "", size, STARTED_WITHIN_S)
         steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
+        live = ":" if self.live is None else self.live.render()
+        foreign = ":" if self.check is None else self.check.render()
         return f"""
 {STAT_SH}{LISTENING_SH}{self._who_serves()}{self._generates()}
-if [ -n "$good" ] && generates 3; then echo "known-good serves as process $good and generates"; exit {ALREADY}; fi
+live() {{ {live}
+}}
+if [ -n "$good" ] && live && generates 3; then
+  {self._given_back()}
+  echo "known-good serves as process $good and generates"
+  exit {ALREADY}
+fi
+# Over a file that somebody else changed nothing is restored while anything serves.
+{foreign} || [ -z "$inodes" ] || {{ echo "the server was left alone"; {self._still_drained()}; exit {FOREIGN}; }}
 printf %s {shlex.quote(self.launch_script)} | ( {prepare} ) || exit 1
 {steps}
 printf %s {shlex.quote(self.launch_script)} | ( {begin} ) || exit 1
 generates {max(1, int(self.deadline_s))} || {{ echo "known-good was started but does not generate"; exit 1; }}
+live || {{ echo "known-good was started, but not everything that is live of it is in effect"; exit 1; }}
+{self._given_back()}
 echo "known-good serves as launch {self.key} and generates"
 """
+
+    def _given_back(self) -> str:
+        """Ends a drain of ours; what cannot be given back is said, and tried again by the next agent."""
+        if self.undrain is None:
+            return ":"
+        said = f"the server is still drained, which failed to end: {shlex.join(self.undrain.draining.undrain)}"
+        return f"{self.undrain.render()} || echo {shlex.quote(said)}"
+
+    def _still_drained(self) -> str:
+        """Says that a server which is left alone is out of its users' way by our doing."""
+        if self.undrain is None:
+            return ":"
+        mark = shlex.quote(f"{self.root}/{DRAINED}")
+        said = f"the server is still drained by us; to put it back: {shlex.join(self.undrain.draining.undrain)}"
+        return f"[ ! -e {mark} ] || echo {shlex.quote(said)}"
 
     def _who_serves(self) -> str:
         """Sets `good` to the process on the port if that is known-good; exits FOREIGN for somebody else's."""
@@ -83,7 +117,8 @@ for inode in $inodes; do
         case "$marks" in *{SPEC_MARK}={self.fingerprint}*) good=$pid ;; esac ;;
       *)
         if {adopted}; then {is_good}
-        else echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}
+        else {self._still_drained()}
+          echo "process $pid on port {self.port} is not ours and was left alone"; exit {FOREIGN}
         fi ;;
     esac
   done

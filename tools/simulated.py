@@ -26,11 +26,12 @@ from state.models import (
     Frozen,
     LaunchSpec,
     ProcessId,
+    with_beside,
 )
 from tools.benches import builtin
-from tools.diagnose import Action, diagnose
+from tools.diagnose import Action, FailureClass, diagnose
 from tools.simulated_answers import Likeness, simulated_answers
-from tools.target import Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
+from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
 BOOT = "simulated-boot"
 CORES = 4
@@ -39,6 +40,7 @@ CORES = 4
 class SimEffect(Frozen):
     """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others).
 
+    A change beside the command line is named by its subject, such as `hot:poll` or `patch:/opt/engine`.
     What the server says is diagnosed by the same rules as a real one's log.
     """
 
@@ -48,6 +50,7 @@ class SimEffect(Frozen):
     answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
     fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
     refuses: str | None = Field(default=None, description="the server ends at start with this log")
+    unstageable: str | None = Field(default=None, description="the change is refused before anything is stopped")
     exit_code: int = Field(default=1, description="with which it ends then")
     says: str | None = Field(default=None, description="what its log says during a run")
     dies: bool = Field(default=False, description="it ends under a run, having said so")
@@ -84,6 +87,8 @@ class Scenario(Frozen):
     foreign_cores: float = 0.0
     polls_per_run: int = Field(default=2, description="how often a run is seen running before it has ended")
     launch_s: float = 1.0
+    drain_fails: bool = Field(default=False, description="the command that drains ends with an error")
+    undrain_fails: int = Field(default=0, description="so many times the command that gives it back does")
     seed: int = 1
 
 
@@ -124,6 +129,7 @@ class SimulatedTarget:
             world["server"] = self._process("watcher", good, world["pids"])
             world["marker"] = f"restored: known-good serves as process {world['pids']}"
             self._log("watcher", "restored", good.fingerprint)
+            self._give_back(world)
             self._save(world)
 
     def by_hand(self, key: str) -> str:
@@ -161,6 +167,10 @@ class SimulatedTarget:
         """The world measures itself."""
         return "builtin"
 
+    async def open_files(self) -> int | None:
+        """As many as it likes."""
+        return None
+
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(
@@ -172,8 +182,8 @@ class SimulatedTarget:
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
-        """Set flags and variables; a flag the scenario does not know is refused."""
-        flags, env = dict(spec.flags), dict(spec.env)
+        """Set flags and variables, and all that stands beside; a flag the scenario does not know is refused."""
+        flags, env, beside = dict(spec.flags), dict(spec.env), spec.beside
         for change in changes:
             if change.kind == "flag":
                 if change.name not in self.scenario.known_flags:
@@ -186,9 +196,15 @@ class SimulatedTarget:
                 if change.value is not None:
                     env[change.name] = change.value
             else:
-                raise PolicyRefused(f"a simulated server has no {change.kind} changes", where={"host": self.name})
+                beside = with_beside(beside, change)
         argv = (*spec.program, *(token for name, values in flags.items() for token in (name, *values)))
-        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv})
+        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv, "beside": beside})
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Nothing has to be prepared; what the scenario says cannot be is refused."""
+        refused = next((e.unstageable for e in self._effects(spec) if e.unstageable), None)
+        if refused is not None:
+            raise PolicyRefused(refused, where={"host": self.name})
 
     async def serving(self) -> Serving | None:
         """Whoever the world says."""
@@ -214,7 +230,7 @@ class SimulatedTarget:
         stopped()
         world["launches"].append(key)
         world["pids"] += 1
-        world["server"] = self._process(key, spec, world["pids"]) | self._refusal(spec, world)
+        world["server"] = self._process(key, spec.as_started, world["pids"]) | self._refusal(spec.as_started, world)
         world["clock"] += self.scenario.launch_s
         self._log("launch", key, spec.fingerprint)
         self._save(world)
@@ -236,6 +252,25 @@ class SimulatedTarget:
             return diagnose(self.scenario.engine, server["refused"], server["exit"])
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
         return Ready(process=process, load_s=self.scenario.launch_s)
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Set what is live of the spec, once."""
+        world = self._load()
+        server = world["server"]
+        if server is not None and server["key"] == "foreign":
+            raise ForeignChange("somebody else's server holds the port", where={"host": self.name})
+        if server is None or server["state"] == "failed":
+            return Failure(failure_class="vanished", cause="nobody serves", action=Action.RETRY_ONCE)
+        now = LaunchSpec.model_validate(server["spec"])
+        refused = self._refusal(spec, world).get("refused")
+        if refused is not None or now.process_fingerprint != spec.process_fingerprint:
+            cause = refused or "another configuration has to be started anew"
+            return Failure(failure_class=FailureClass.CONFIG_INVALID, cause=cause, action=Action.REJECT)
+        if now.live != spec.live:
+            world["server"]["spec"] = spec.model_dump(mode="json")
+            self._log("adjust", key, spec.fingerprint)
+            self._save(world)
+        return None
 
     async def trouble(self) -> str | None:
         """A hung server says nothing."""
@@ -298,10 +333,59 @@ class SimulatedTarget:
         """As the scenario says."""
         return self.scenario.foreign_cores
 
-    async def foreign_traffic(self) -> str | None:
-        """As many requests of others as the world says."""
-        requests = self._load().get("traffic", 0)
+    async def foreign_traffic(self, max_rps: float = 0.0) -> str | None:
+        """As many requests of others as the world says, or as many a second."""
+        world = self._load()
+        if max_rps:
+            rps = world.get("rps", 0.0)
+            return None if rps <= max_rps else f"{rps:.2f} requests a second, where {max_rps:g} are allowed,"
+        requests = world.get("traffic", 0)
         return f"{requests} requests in flight" if requests else None
+
+    async def drained(self) -> Drained:
+        """As the world says, with a probe that always works."""
+        drained = bool(self._load().get("drained"))
+        return Drained(ours=drained, seen=drained)
+
+    async def drain(self) -> str:
+        """The world counts how often it was taken out and given back."""
+        if self.scenario.drain_fails:
+            raise CommandFailed("a remote command failed", where={"host": self.name}, tail="balancer: no such pool")
+        world = self._load()
+        if not world.get("drained"):
+            world["drained"], world["drains"] = True, world.get("drains", 0) + 1
+            self._log("out", str(world["drains"]))
+            self._save(world)
+        return ""
+
+    async def undrain(self) -> str:
+        """See `drain`."""
+        world = self._load()
+        world["undrains"] = world.get("undrains", 0) + 1
+        self._save(world)
+        if world["undrains"] <= self.scenario.undrain_fails:
+            raise CommandFailed("a remote command failed", where={"host": self.name}, tail="balancer: try again later")
+        self._give_back(world)
+        self._save(world)
+        return ""
+
+    def lasting(self, spec: LaunchSpec) -> str:
+        """Its command line."""
+        return " ".join(spec.argv)
+
+    async def persist(self, spec: LaunchSpec, key: str) -> str | None:
+        """The world remembers what would come back."""
+        world = self._load()
+        world["persisted"] = spec.fingerprint
+        self._log("persist", key, spec.fingerprint)
+        self._save(world)
+        return "the world starts it"
+
+    async def unpersist(self) -> None:
+        """The world starts what was found."""
+        world = self._load()
+        world["persisted"] = None
+        self._save(world)
 
     async def pause(self, seconds: float) -> None:
         """Advance the world's clock instead of waiting."""
@@ -323,6 +407,7 @@ class SimulatedTarget:
 
     def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
         settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env
+        settings |= {change.subject: change.setting for change in spec.beside}
         return [effect for effect in self.scenario.effects if effect.holds(settings)]
 
     def _answers(self, spec: LaunchSpec) -> tuple[Answer, ...]:
@@ -353,6 +438,11 @@ class SimulatedTarget:
         number = str(self.scenario.effects.index(effect))
         shown[number] = shown.get(number, 0) + 1
         return effect.times is None or bool(shown[number] <= effect.times)
+
+    def _give_back(self, world: dict[str, Any]) -> None:
+        if world.get("drained"):
+            world["drained"] = False
+            self._log("in", str(world["drains"]))
 
     def _original(self) -> LaunchSpec:
         argv = ("sim-server", *(token for name, values in self.scenario.flags.items() for token in (name, *values)))

@@ -57,6 +57,14 @@ class Serving(Frozen):
     spec: LaunchSpec
 
 
+class Drained(Frozen):
+    """Whether the server is out of its users' way: by our doing, and by what a person's probe says."""
+
+    ours: bool = Field(description="we took it out, or began to")
+    seen: bool | None = Field(description="what the probe says; None where there is none or it cannot tell")
+    trouble: str = Field(default="", description="why the probe cannot tell")
+
+
 class Ready(Frozen):
     """A launch that generates, with what its read-back configuration does differently from what was asked."""
 
@@ -162,12 +170,23 @@ class Target(Protocol):
         """
         ...
 
+    async def open_files(self) -> int | None:
+        """How many files a benchmark client may open there, None for any number; reads only."""
+        ...
+
     async def facts(self) -> TargetFacts:
         """What planners may know; reads only."""
         ...
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
         """The spec with the changes applied. Raises PolicyRefused for a flag or value the server does not know."""
+        ...
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Make everything ready that a launch of the spec needs beside the command line, while the old server serves.
+
+        May be repeated. Raises PolicyRefused with the reason when it cannot be had; nothing that serves was touched.
+        """
         ...
 
     async def serving(self) -> Serving | None:
@@ -178,8 +197,9 @@ class Target(Protocol):
         """Stop the server that serves, if it is the adopted one or ours, and begin `spec` as launch `key`.
 
         Returns what was out of the ordinary on the way, in words. `stopped` is called in between, when nobody serves.
-        Does nothing when launch `key` has begun already.
-        Raises ForeignChange when somebody else's process serves.
+        What is live of the spec is left to `adjust`. Does nothing when launch `key` has begun already.
+        Raises ForeignChange when somebody else's process serves, or a file that a change is about was changed by
+        somebody else; nothing was stopped then.
         """
         ...
 
@@ -189,6 +209,14 @@ class Target(Protocol):
 
     async def await_ready(self, key: str) -> Ready | Failure:
         """Wait until launch `key` generates; a Failure when it ended or its deadline passed."""
+        ...
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Bring the serving process into the live state of the spec, as trial `key`; it is not started anew.
+
+        Nothing is done twice. A Failure when it is another process or does not generate afterwards. Raises
+        ForeignChange when somebody else's process serves.
+        """
         ...
 
     async def trouble(self) -> str | None:
@@ -219,8 +247,41 @@ class Target(Protocol):
         """How many cores are busy with work that is neither the server's nor ours, None when unobservable."""
         ...
 
-    async def foreign_traffic(self) -> str | None:
-        """Who else uses the server just now, in words; to be asked only while nothing of ours asks it anything."""
+    async def foreign_traffic(self, max_rps: float = 0.0) -> str | None:
+        """Who else uses the server just now, in words; to be asked only while nothing of ours asks it anything.
+
+        Up to `max_rps` requests a second of others are nobody; seeing how many there are takes some seconds then.
+        """
+        ...
+
+    async def drained(self) -> Drained:
+        """Whether the server is out of its users' way; reads only. Not to be asked where nothing can drain it."""
+        ...
+
+    async def drain(self) -> str:
+        """Take the server out of its users' way, unless it is; what was out of the ordinary, in words.
+
+        Raises CommandFailed when it is not out afterwards.
+        """
+        ...
+
+    async def undrain(self) -> str:
+        """Give the server back to its users if it was us who took it out. Raises CommandFailed when it still is."""
+        ...
+
+    def lasting(self, spec: LaunchSpec) -> str:
+        """What a person has to type so that `spec` outlives a reboot; secrets stand there as $NAME."""
+        ...
+
+    async def persist(self, spec: LaunchSpec, key: str) -> str | None:
+        """See that `spec`, which serves as launch `key`, comes back after a reboot; what was done, in words.
+
+        None where nobody starts the server at a reboot. Raises CommandFailed.
+        """
+        ...
+
+    async def unpersist(self) -> None:
+        """Take back what `persist` did in this session; does nothing when that was nothing."""
         ...
 
     async def pause(self, seconds: float) -> None:

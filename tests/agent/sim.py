@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config import SessionConfig
+from agent.manners import unmeasured, within_ceiling
 from agent.planners.base import Proposal, View
 from agent.progress import Silent
 from agent.session import Runner, new_session_id, open_session
@@ -90,9 +91,10 @@ def sim_session(
     target = SimulatedTarget(folder / "world", scenario)
     with Store.write(folder / "state.db") as store:
         known = store.sessions()
+        left_out, config = unmeasured(config), within_ceiling(config)
         session_id = known[-1].id if known else new_session_id(store.clock())
         if not known:
-            open_session(store, session_id, config, _adopted(target))
+            open_session(store, session_id, config, _adopted(target), left_out)
         yield Runner(store, session_id, target, config, Listed(*experiments or STANDARD), Silent(), fault)
 
 

@@ -150,3 +150,34 @@ def test_a_claim_without_the_text_for_it_is_void() -> None:
 
 def test_figures_that_measure_nothing_are_named() -> None:
     assert reasons(unusable=("e2e = NaN", "ttft = -1.7")) == ("these figures measure nothing: e2e = NaN, ttft = -1.7",)
+
+
+# --- requests of others that are tolerated ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        pytest.param({"server_requests": 16 + 5}, (), id="as many as are allowed"),
+        pytest.param(
+            {"server_requests": 16 + 6},
+            ("foreign traffic: about 0.60 requests a second of others, 0.5 allowed",),
+            id="more, by the count of requests",
+        ),
+        pytest.param(
+            {"server_output_tokens": 1000 * 22 // 16},
+            ("foreign traffic: about 0.60 requests a second of others, 0.5 allowed",),
+            id="more, by tokens in requests like ours",
+        ),
+        pytest.param({"server_requests": 16, "server_output_tokens": 1500}, (), id="requests count more than tokens"),
+        pytest.param({"server_output_tokens": None}, (), id="nothing is counted"),
+        pytest.param(
+            {"server_requests": 16, "server_output_tokens": 900},
+            ("the server counted 900 output tokens, the client claims 1000",),
+            id="fewer tokens are a false claim still",
+        ),
+    ],
+)
+def test_so_many_requests_of_others_a_second_are_tolerated(fields: dict[str, Any], said: tuple[str, ...]) -> None:
+    run = good(duration_s=10.0, **fields)
+    assert invalid_reasons(run, Telemetry(), HIGH, RULE, max_foreign_rps=0.5) == said

@@ -244,5 +244,6 @@ class ServerContract:
         assert case.adapter.effective({}) == {}
         assert case.adapter.counters({}) == {}
         assert case.adapter.in_flight({}) is None
+        assert case.adapter.requests({}) is None
         assert case.adapter.model_name({}) is None
         assert case.adapter.mismatches(spec_of(case), {}) == ()

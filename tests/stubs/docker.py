@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
     verb, rest = words[0], words[1:]
     verbs = {
         "create": create, "run": run, "start": start, "stop": stop, "restart": restart, "rename": rename, "rm": remove,
-        "inspect": inspect, "ps": ps, "logs": logs, "supervise": supervise,
+        "update": update, "inspect": inspect, "ps": ps, "logs": logs, "supervise": supervise,
     }  # fmt: skip
     return verbs[verb](rest)
 
@@ -170,6 +170,16 @@ def rename(words: list[str]) -> int:
     if any(other["Name"] == f"/{words[1]}" for other in everything()):
         return refuse(f'Conflict. The container name "/{words[1]}" is already in use.')
     keep({**one, "Name": f"/{words[1]}"})
+    return 0
+
+
+def update(words: list[str]) -> int:
+    options, names = parsed(words)
+    for one in map(container, names):
+        name, _, tries = options["--restart"][-1].partition(":")
+        policy = {"Name": name, "MaximumRetryCount": int(tries or 0)}
+        keep({**one, "HostConfig": {**one["HostConfig"], "RestartPolicy": policy}})
+        print(one["Id"])
     return 0
 
 

@@ -2,7 +2,8 @@
 
 It keeps units, really starts and ends their processes, and knows what the adapter relies on: drop-ins that count only
 after `daemon-reload`, `Restart=`, start limits, `reset-failed`, the main process and how it ended. Everything lies in
-`$XDG_RUNTIME_DIR/systemd`: `user/` with units and drop-ins, `stub/` with its own state. It must be run by tests only.
+`$XDG_RUNTIME_DIR/systemd`: `user/` with units and drop-ins, `stub/` with its own state; but for the drop-ins that a
+reboot keeps, which lie in `$XDG_CONFIG_HOME/systemd/user/`. It must be run by tests only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 RUNTIME = Path(os.environ["XDG_RUNTIME_DIR"]) / "systemd"
 UNITS, STATES = RUNTIME / "user", RUNTIME / "stub"
+CONFIGURED = Path(os.environ.get("XDG_CONFIG_HOME", RUNTIME / "none")) / "systemd" / "user"
 Settings = dict[str, list[str]]
 NOTHING: dict[str, Any] = {
     "ActiveState": "inactive",
@@ -61,7 +63,8 @@ def refuse(what: str, code: int = 1) -> int:
 def on_disk(unit: str) -> Settings:
     """The unit's settings with its drop-ins in the order of their names; an empty assignment clears a list."""
     found: Settings = {}
-    for path in [UNITS / unit, *sorted((UNITS / f"{unit}.d").glob("*.conf"))]:
+    drop_ins = [path for folder in (UNITS, CONFIGURED) for path in (folder / f"{unit}.d").glob("*.conf")]
+    for path in [UNITS / unit, *sorted(drop_ins, key=lambda one: one.name)]:
         for line in path.read_text().splitlines():
             name, equals, value = line.partition("=")
             if not equals or line.startswith(("#", ";", "[")):
@@ -120,7 +123,7 @@ def start(unit: str, options: list[str]) -> int:
         note(unit, ActiveState="failed", Result="start-limit-hit")
         return refuse(f"Job for {unit} failed.\n{unit}: Start request repeated too quickly.")
     note(unit, starts=[*recent, time.time()], ActiveState="activating", NRestarts=0, Result="success", MainPID=0)
-    clean = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"]}
+    clean = {name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME") if name in os.environ}
     words = [sys.executable, __file__, "--user", "supervise", unit]
     with open(os.devnull, "r+b") as nothing:
         subprocess.Popen(words, env=clean, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
@@ -209,7 +212,11 @@ def spawned(settings: Settings, last: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def expanded(text: str) -> str:
-    return text.replace("%t", os.environ["XDG_RUNTIME_DIR"]).replace("%%", "%")
+    return (
+        text.replace("%t", os.environ["XDG_RUNTIME_DIR"])
+        .replace("%E", os.environ.get("XDG_CONFIG_HOME", "%E"))
+        .replace("%%", "%")
+    )
 
 
 def split(line: str) -> list[str]:

@@ -280,6 +280,7 @@ def test_recorded_answers() -> None:
     answers = recorded("0.32.0")
     shown = ADAPTER.effective(answers)
     assert ADAPTER.model_name(answers) == "smollm2"
+    assert ADAPTER.requests(answers) == 0
     assert ADAPTER.in_flight(answers) == 0
     assert ADAPTER.counters(answers) == {"vllm:prompt_tokens_total": 0, "vllm:generation_tokens_total": 0}
     assert (shown["--block-size"], shown["--max-model-len"], shown["info:version"]) == ("128", "2048", "0.32.0")

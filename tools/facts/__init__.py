@@ -16,8 +16,8 @@ from tools.facts.machine import (
     MemoryFact,
 )
 from tools.facts.model import ModelFact, model_named
-from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts
-from tools.facts.process import DescendantsFact, ProcessFact, ProcessFacts
+from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts, VisitorsFact
+from tools.facts.process import DescendantsFact, OpenFilesFact, ProcessFact, ProcessFacts
 
 __all__ = [
     "BusyFact",
@@ -40,9 +40,11 @@ __all__ = [
     "Memory",
     "MemoryFact",
     "ModelFact",
+    "OpenFilesFact",
     "PortFacts",
     "ProcessFact",
     "ProcessFacts",
+    "VisitorsFact",
     "ask",
     "decode",
     "model_named",

@@ -12,8 +12,9 @@ from state.models import Frozen
 from tools.facts.base import Fact, as_text
 from tools.procfs import LISTENING_SH
 
-ESTABLISHED = "01"
-"""TCP_ESTABLISHED in /proc/net/tcp."""
+ESTABLISHED, LISTENING = "01", "0A"
+"""TCP_ESTABLISHED and TCP_LISTEN in /proc/net/tcp."""
+VISIT_LOOK_S = 0.2
 
 
 class Listener(Frozen):
@@ -102,6 +103,51 @@ done 2>/dev/null
         """Count the lines."""
         said = as_text(output).split()
         return said.count("open") if "table" in said else None
+
+
+@dataclass(frozen=True)
+class VisitorsFact(Fact[int]):
+    """How many connections to a TCP port came within a window; those that were there at its beginning don't count.
+
+    One that came and went between two looks is still seen while its end is waited for, if the server closed it.
+    """
+
+    port: int
+    window_s: float
+
+    @property
+    def timeout_s(self) -> float:  # type: ignore[override]
+        """The window and time for the readings."""
+        return 2 * self.window_s + 30
+
+    def command(self) -> str:
+        """The other ends of the port's connections at each look, until the window is over by the host's clock."""
+        return f"""
+look() {{
+  echo look
+  for table in tcp tcp6; do
+    exec 3</proc/net/$table || continue
+    while read -r slot local remote state rest <&3; do
+      case $local:$state in *:{self.port:04X}:{LISTENING}) ;; *:{self.port:04X}:*) echo "$remote" ;; esac
+    done
+    exec 3<&-
+  done 2>/dev/null
+}}
+hundredths() {{ read -r up _ </proc/uptime; now=${{up%.*}}${{up#*.}}; }}
+hundredths
+end=$((now + {round(100 * self.window_s)}))
+while [ "$now" -lt $end ]; do
+  look
+  sleep {VISIT_LOOK_S} 2>/dev/null || sleep 1
+  hundredths
+done
+look
+"""
+
+    def parse(self, output: bytes) -> int:
+        """Ends that the first look did not show."""
+        _, first, *others = as_text(output).split("look\n")
+        return len({end for look in others for end in look.split()} - set(first.split()))
 
 
 def _address(raw: str) -> str:

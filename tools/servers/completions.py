@@ -101,3 +101,14 @@ def sums(answers: Mapping[str, HttpAnswer], names: Sequence[str]) -> dict[str, f
     for name, _, value in samples(answers, names):
         found[name] = found.get(name, 0.0) + value
     return found
+
+
+def total(answers: Mapping[str, HttpAnswer], name: str) -> int | None:
+    """One metric summed over its labels, None where the server does not show it."""
+    found = sums(answers, (name,)).get(name)
+    return None if found is None else int(found)
+
+
+def number(text: str) -> int | float:
+    """The number that a text spells, whole where it is written so."""
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)

@@ -15,6 +15,7 @@ from tools.servers import compare, completions
 from tools.servers.base import HttpAnswer
 
 COUNTERS = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:realtime_tokens_total")
+REQUESTS = "sglang:num_requests_total"
 GAUGES = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 """Not `sglang:http_requests_active`: it stood at 254 on an idle server (0.5.17), after a load of 256 streams."""
 

@@ -145,6 +145,10 @@ class Vllm(python_server.PythonServer):
         """See `ServerAdapter.in_flight`."""
         return state.in_flight(answers)
 
+    def requests(self, answers: Mapping[str, HttpAnswer]) -> int | None:
+        """See `ServerAdapter.requests`."""
+        return completions.total(answers, state.REQUESTS)
+
     def effective(self, answers: Mapping[str, HttpAnswer], log: str = "") -> dict[str, str]:
         """See `ServerAdapter.effective`."""
         return state.effective(answers, log)

@@ -15,6 +15,8 @@ from tools.servers.base import HttpAnswer
 
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+REQUESTS = "vllm:request_success_total"
+"""Counts those that were broken off or failed, too, each under its own `finished_reason`."""
 
 CACHE_LABELS = {
     "block_size": "--block-size",

@@ -17,6 +17,7 @@ from tools.procfs import STAT_SH
 from tools.services.base import AwaitPortFree, Operation, StopJobs
 from tools.services.container_options import Container
 from tools.services.held import MARK, SPEC_MARK, follow_sh, place_sh
+from tools.services.lasting import container_run
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 from tools.services.process import revealed
 from tools.services.stop_container import LABEL, StopContainer, engine_sh
@@ -54,10 +55,10 @@ class InContainer:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`: the job that has the engine start a container, and follows its main process."""
-        is_original = desired.fingerprint == self.original.fingerprint
+        is_original = desired.process_fingerprint == self.original.process_fingerprint
         begin = _ORIGINAL_SH if is_original else self._instead_sh(desired, secrets, key)
         return f"""{place_sh(self.root, key)}{NOTE_LEVEL_SH}{STAT_SH}{engine_sh(self.holder, self.root)}
-{follow_sh(desired.fingerprint)}
+{follow_sh(desired.process_fingerprint)}
 name={shlex.quote(self.holder.name)} aside={shlex.quote(self._aside)}
 # named NAME: gives the original that name, unless it has it
 named() {{
@@ -85,6 +86,43 @@ echo "ratchet: container $container ended with exit code $code" >&2
 exit "${{code:-1}}"
 """
 
+    # --- for good --------------------------------------------------------------------------------------------
+
+    def lasting(self, desired: LaunchSpec) -> str:
+        """See `Service.lasting`."""
+        return container_run(self.holder, self.container, desired)
+
+    def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
+        """See `Service.persist_script`: ours takes the restart policy of the container that was found, which gives it up.
+
+        What it was is noted first, so that nothing is lost if this ends half-way; by the note it is given back.
+        """
+        policy = shlex.quote(self.container.restart or "no")
+        return f"""{engine_sh(self.holder, self.root)}
+was={self._was}
+[ -s "$was" ] || echo {policy} >"$was" || exit 1
+read -r policy <"$was"
+for one in $(mine); do
+  [ "$(main_of "$one")" = 0 ] || {{ eng update --restart="$policy" "$one" >/dev/null || exit 1; }}
+done
+eng update --restart=no "$original" >/dev/null || exit 1
+echo "the restart policy that was found, $policy, is now that of the container that serves"
+"""
+
+    def unpersist_script(self, session_id: str) -> str | None:
+        """See `Service.unpersist_script`."""
+        return f"""{engine_sh(self.holder, self.root)}
+was={self._was}
+[ -s "$was" ] || exit 0
+read -r policy <"$was"
+eng update --restart="$policy" "$original" >/dev/null && rm -f "$was"
+"""
+
+    @property
+    def _was(self) -> str:
+        """The file that notes the restart policy which the container that was found had, as a word of sh."""
+        return shlex.quote(f"{self.root}/restart-{self.holder.id[:12]}")
+
     @property
     def _aside(self) -> str:
         return f"{self.holder.name}-ratchet-{self.holder.id[:12]}"
@@ -95,7 +133,7 @@ exit "${{code:-1}}"
         The whole environment is given in a file that is ours alone: the image's own values must not come through.
         """
         environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
-        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.fingerprint}
+        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.process_fingerprint}
         lines = [f"{name}={_one_line(name, value)}" for name, value in {**environ, **marks}.items()]
         words = [revealed(word, secrets) for word in desired.argv]
         options = [

@@ -25,6 +25,7 @@ class Container(Frozen):
     options: tuple[str, ...]
     command: tuple[str, ...] = Field(description="entrypoint and arguments as the engine started them")
     init: bool = Field(description="the main process is a small init of the engine, the server its child")
+    restart: str = Field(default="", description="its restart policy, as `--restart` takes it")
     obstacles: tuple[str, ...]
 
 
@@ -47,6 +48,7 @@ def read_container(inspected: Json) -> Container:
         options=tuple(options),
         command=(inspected["Path"], *(inspected["Args"] or ())),
         init=_init(host, config),
+        restart=_restart(host),
         obstacles=tuple(obstacles),
     )
 
@@ -58,6 +60,12 @@ def _empty(value: object) -> bool:
 def _init(host: Json, config: Json) -> bool:
     told = (config.get("Annotations") or {}).get("io.podman.annotations.init", "FALSE")
     return bool(host.get("Init")) or told == "TRUE"
+
+
+def _restart(host: Json) -> str:
+    policy = host.get("RestartPolicy") or {}
+    name, tries = policy.get("Name") or "", policy.get("MaximumRetryCount") or 0
+    return f"{name}:{tries}" if name == "on-failure" and tries else name
 
 
 def _obstacles(inspected: Json, host: Json, config: Json) -> Iterator[str]:

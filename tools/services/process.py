@@ -6,18 +6,17 @@ working directory, the limits, and the program in the shell's own place, so that
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 
 from state.errors import ServerError
 from state.models import LaunchSpec, ProcessId
+from tools.changes.overlay import in_front, there_sh
 from tools.jobs import job_dir
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
+from tools.services.lasting import PLACEHOLDER, VARIABLE, command_line
 from tools.services.memory import NOTE_LEVEL_SH, AwaitMemory
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PLACEHOLDER = re.compile(r"«secret:[^»]*»")
 SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
 """Variables that bash or dash refuse to have set, or set themselves."""
 ULIMITS = {
@@ -49,7 +48,8 @@ class BareProcess:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`."""
-        environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
+        recorded = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
+        environ = in_front(self.root, desired.beside, recorded)
         plain = {name: value for name, value in sorted(environ.items()) if _shell_holds(name)}
         odd = {name: value for name, value in sorted(environ.items()) if name not in plain}
         words = [revealed(word, secrets) for word in desired.argv]
@@ -63,12 +63,25 @@ class BareProcess:
             *_manners(desired),
             "ratchet_env=$(command -v env)",
             "unset RATCHET_CLEAN PWD OLDPWD",
-            f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.fingerprint}",
+            f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.process_fingerprint}",
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
+            *there_sh(self.root, desired.beside).splitlines(),
             *_ulimits(desired),
             f"exec {_carried(odd)}{shlex.join(words)}",
         ]
         return "\n".join(lines) + "\n"
+
+    def lasting(self, desired: LaunchSpec) -> str:
+        """See `Service.lasting`: the command line, for whatever starts the server."""
+        return command_line(desired)
+
+    def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
+        """See `Service.persist_script`; nobody starts a bare process at a reboot."""
+        return None
+
+    def unpersist_script(self, session_id: str) -> str | None:
+        """See `Service.unpersist_script`."""
+        return None
 
 
 def revealed(text: str, secrets: dict[str, str]) -> str:
