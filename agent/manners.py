@@ -94,6 +94,8 @@ class Manners:
                 await self._drain("a restore")
             except DrainFailed as failed:
                 self.hands.write(ev.Noted(text=f"restored without draining: {failed.what}; {failed.tail}"))
+        if not self.rules.wait_inflight_s:
+            return
         replaced = (await self.hands.where()).trial
         if replaced is None or replaced.status is not TrialStatus.READY or replaced.fingerprint == fingerprint:
             return  # nobody serves, or what serves answers no more
