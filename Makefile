@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS := -n 2 --dist loadscope
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-all lint format crash bench native docs
+.PHONY: install demo test test-all lint format crash bench native real docs
 
 install: $(STAMP)
 
@@ -46,6 +46,19 @@ bench: install
 native: install
 	sh scripts/build-llama-server.sh
 	RATCHET_LLAMA_SERVER=.cache/llama-server/llama-server $(BIN)/python -m pytest -m real -k native
+
+# A real vLLM and real benchmark clients: half an hour and 10 GB the first time.
+REAL := $(CURDIR)/.cache/real
+real: export RATCHET_VLLM := $(REAL)/vllm/bin/vllm
+real: export RATCHET_VLLM_MODEL := $(REAL)/model
+real: export RATCHET_BENCH_TOKENIZER := $(REAL)/model
+real: export RATCHET_BENCH_SGLANG := $(REAL)/sglang/bin/python $(REAL)/sglang/bench_serving.py
+real: export RATCHET_BENCH_VLLM := $(REAL)/vllm/bin/vllm bench serve
+real: export RATCHET_BENCH_GUIDELLM := $(REAL)/guidellm/bin/guidellm run
+real: export RATCHET_BENCH_AIPERF := $(REAL)/aiperf/bin/aiperf profile
+real: install
+	sh scripts/install-real-engines.sh
+	$(BIN)/python -m pytest tests/tools/test_benches_real.py tests/tools/test_servers_vllm_live.py tests/e2e/test_real_vllm.py
 
 docs: install
 	$(BIN)/python docs/generate.py

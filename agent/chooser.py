@@ -70,11 +70,21 @@ def minutes(todo: Todo, situation: Situation) -> float:
     return price(situation.workload, situation.rule, situation.costs) / 60
 
 
+def line(todos: Sequence[Todo]) -> list[Todo]:
+    """Pending todos that change something, in their order but for what they cost: that is nearly alike for all."""
+    waiting = [todo for todo in todos if todo.status is TodoStatus.PENDING and todo.experiment.tries]
+    return sorted(waiting, key=lambda todo: (*_place(todo), -todo.experiment.expected_gain, todo.id))
+
+
 def _rank(todo: Todo, situation: Situation) -> tuple[int, int, int, float, float, str]:
+    gain = todo.experiment.expected_gain / max(minutes(todo, situation), 1e-6)
+    return (*_place(todo), -gain, todo.id)
+
+
+def _place(todo: Todo) -> tuple[int, int, int, float]:
     disruption = needed_disruption(todo.experiment)
     observes = 0 if disruption <= Disruption.LOAD else 1
-    gain = todo.experiment.expected_gain / max(minutes(todo, situation), 1e-6)
-    return (observes, int(disruption), todo.experiment.tier, -todo.priority, -gain, todo.id)
+    return (observes, int(disruption), todo.experiment.tier, -todo.priority)
 
 
 def _reason(ready: Sequence[Todo], situation: Situation) -> str:

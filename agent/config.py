@@ -215,7 +215,8 @@ class MannersSection(Frozen):
         description="how long a restart waits for requests in flight to end; 0 restarts without looking",
     )
     when_busy: Literal["wait", "skip"] = Field(
-        default="wait", description="what becomes of an experiment whose restart waited in vain: it waits on, or is void"
+        default="wait",
+        description="what becomes of an experiment whose restart waited in vain: it waits on, or is void",
     )
     max_foreign_rps: float = Field(
         default=0.0, ge=0, description="requests of others a second beside which a run still counts; 0: none at all"
@@ -232,9 +233,7 @@ class MannersSection(Frozen):
         """The commands together, None where nothing drains the server."""
         if not self.drain:
             return None
-        return Draining(
-            drain=self.drain, undrain=self.undrain, drained=self.drained, deadline_s=self.drain_deadline_s
-        )
+        return Draining(drain=self.drain, undrain=self.undrain, drained=self.drained, deadline_s=self.drain_deadline_s)
 
 
 class PlannerSection(Frozen):
@@ -269,8 +268,21 @@ class OwnExperiment(Idea):
     load_hint: Annotated[LoadHint, BeforeValidator(_load_hint)] = Field(
         default=LoadHint.ANY, description="at which load an effect is expected"
     )
-    disruption: MaxDisruption = Field(default=Disruption.RESTART, description="what it costs the users of the server")
+    disruption: MaxDisruption = Field(
+        default=Disruption.RESTART,
+        description="what it costs the users of the server; by default what its changes cost, never less",
+    )
     source: Source = Field(default=Source(kind="person"), description="where the idea comes from")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _live_changes_cost_less(cls, given: object) -> object:
+        """An experiment of live settings alone needs no restart, unless it says so."""
+        if not isinstance(given, Mapping) or "disruption" in given:
+            return given
+        changes = given.get("changes")
+        kinds = {change.get("kind") for change in changes or () if isinstance(change, Mapping)}
+        return {**given, "disruption": Disruption.HOT} if kinds == {"hot"} else given
 
     def experiment(self) -> Experiment:
         """As it goes on the list."""

@@ -139,6 +139,25 @@ def _generic(server: Any) -> Iterator[Problem]:
             yield Problem((*place, "type"), "a choice needs choices")
         if flag.opposite and flag.type != "switch":
             yield Problem((*place, "opposite"), "only a switch has an opposite")
+    yield from _hot(rules.hot, server.url)
+
+
+def _hot(declared: Sequence[Any], url: str) -> Iterator[Problem]:
+    """A live setting can be made and read back, each in one way."""
+    for index, one in enumerate(declared):
+        place: KeyPath = ("server", "generic", "hot", index)
+        if [other.name for other in declared].count(one.name) > 1:
+            yield Problem((*place, "name"), f'"{one.name}" is declared twice')
+        for verb in ("set", "read"):
+            command, path = getattr(one, f"{verb}_command"), getattr(one, f"{verb}_path")
+            if bool(command) == bool(path):
+                yield Problem((*place, f"{verb}_command"), f"expected either this or {verb}_path, and not both")
+            if path and url.startswith("tcp:"):
+                yield Problem((*place, f"{verb}_path"), "a tcp address has no paths; give a command")
+        if one.set_path and not any("{value}" in text for text in (one.set_path, one.set_body or "")):
+            yield Problem((*place, "set_path"), "neither it nor set_body says where {value} goes")
+        if one.set_command and not any("{value}" in word for word in one.set_command):
+            yield Problem((*place, "set_command"), "it does not say where {value} goes")
 
 
 def _manners(manners: Any) -> Iterator[Problem]:
@@ -150,7 +169,9 @@ def _manners(manners: Any) -> Iterator[Problem]:
         if words and not words[0]:
             yield Problem(("manners", name, 0), "expected the name of a program")
     if manners.drain and not manners.drained and not manners.drain_idempotent:
-        message = "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        message = (
+            "without a probe (drained) it is run again after an interruption; say drain_idempotent = true if it may"
+        )
         yield Problem(("manners", "drain"), message)
     if manners.drain_for == "load" and not manners.drain:
         yield Problem(("manners", "drain_for"), "there is no drain command that could be run")

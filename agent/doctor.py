@@ -10,6 +10,7 @@ from typing import Literal
 from agent import chooser
 from agent.config import SessionConfig
 from agent.manners import unmeasured, within_ceiling
+from agent.open_files import server_limit, shortages
 from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,
@@ -69,8 +70,8 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
     checks.append(Check(name="server", status="ok", text=f"process {adoption.process.pid}, {adoption.engine_version}"))
     checks.append(await _room("host's folder", refuse_no_room_there(target)))
     checks += [await _generates(target), await _client(target)]
-    checks += [*_adoption_checks(adoption, config), await _quiet(target, config)]
-    checks += [*await _manners(target, config), *_lasting(adoption, config)]
+    checks += [*_adoption_checks(adoption, config), await _open_files(target, adoption, config)]
+    checks += [await _quiet(target, config), *await _manners(target, config), *_lasting(adoption, config)]
     config = within_ceiling(config)
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
@@ -139,6 +140,25 @@ def _service(adoption: Adoption) -> Check:
         return Check(name="service", status="ok", text=f"held by {adoption.holder}")
     do = "watch the first experiment, or set policy.max_disruption to hot"
     return Check(name="service", status="warning", text=f"held by {adoption.holder}, unverified: {doubt}", do=do)
+
+
+async def _open_files(target: Target, adoption: Adoption, config: SessionConfig) -> Check:
+    client = await target.open_files()
+    found = shortages(adoption, config.workload, client)
+    if not found:
+        server = server_limit(adoption)
+        text = f"{_any_number(server)} by the server, {_any_number(client)} by the client"
+        return Check(name="open files", status="ok", text=text)
+    return Check(
+        name="open files",
+        status="failed" if any(one.hopeless for one in found) else "warning",
+        text="; ".join(one.text for one in found),
+        do="; ".join(one.do for one in found),
+    )
+
+
+def _any_number(limit: int | None) -> str:
+    return "any number" if limit is None else str(limit)
 
 
 async def _quiet(target: Target, config: SessionConfig) -> Check:

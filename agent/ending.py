@@ -10,9 +10,11 @@ import statistics
 from agent.evidence import CONFIRM, RESTORE
 from agent.hands import Hands
 from agent.judge import Comparison, Need
+from agent.known import told
 from state import events as ev
 from state.errors import NeedsHuman
 from state.models import Arm, Frozen, Measurement, MeasurementStatus, Trial, TrialStatus
+from tools.next_step import next_step
 
 
 class Proof(Frozen):
@@ -34,29 +36,45 @@ async def bring_back(hands: Hands, fingerprint: str) -> Trial:
     trial = position.trial
     if trial is not None and trial.fingerprint == fingerprint and trial.status is TrialStatus.READY:
         trouble = await hands.target.trouble()
-        if trouble is None:
+        if trouble is None and trial.id not in hands.spoilt:
             return trial
-        hands.write(ev.Noted(text=f"{trial.id} does not generate: {trouble}", subject=trial.id))
+        said = f"does not generate: {trouble}" if trouble is not None else "complained under load and starts anew"
+        hands.write(ev.Noted(text=f"{trial.id} {said}", subject=trial.id))
     return await restore(hands, fingerprint)
 
 
-async def restore(hands: Hands, fingerprint: str) -> Trial:
-    """Bring a configuration up that must come up: one retry from a clean slate, then a person is needed."""
+async def restore(hands: Hands, fingerprint: str, failed: Trial | None = None) -> Trial:
+    """Bring a configuration up that must come up: one retry from a clean slate, then a person is needed.
+
+    `failed` is a launch of it that has just failed already.
+    """
     await hands.manners.before_restore(fingerprint)
-    trial = await hands.bring_up(fingerprint, RESTORE)
+    trial = failed or await hands.bring_up(fingerprint, RESTORE)
     if trial.status is not TrialStatus.READY:
-        hands.write(ev.Noted(text=f"{trial.id} did not come up, trying once more", subject=trial.id))
+        why = f"{trial.id} did not come up ({_called(trial, 1)}), trying once more"
+        hands.write(ev.Noted(text=why, subject=trial.id))
         trial = await hands.bring_up(fingerprint, RESTORE)
     if trial.status is TrialStatus.READY:
         return trial
-    failure = trial.failure
     spec = hands.store.spec(fingerprint)
     raise NeedsHuman(
         "the known-good configuration does not start any more",
-        where={"target": hands.target.name, "cwd": spec.cwd, "command": " ".join(spec.argv)},
-        tail=failure.tail if failure is not None else "",
+        where={
+            "target": hands.target.name,
+            "cwd": spec.cwd,
+            "command": " ".join(spec.argv),
+            "diagnosis": _called(trial, 2),
+        },
+        tail=trial.failure.tail if trial.failure is not None else "",
         do=f"{hands.target.by_hand(hands.key(trial.id))}, then run `resume`",
     )
+
+
+def _called(trial: Trial, times: int) -> str:
+    """Why a launch of known-good failed, and what that calls for."""
+    failure = trial.failure
+    assert failure is not None, "a launch that failed says why"
+    return f"{told(failure)}; calls for: {next_step(failure, times, known_good=True)}"
 
 
 async def proven(hands: Hands, fingerprint: str) -> Proof:

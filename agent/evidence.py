@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from agent.chooser import Situation
 from agent.config import SessionConfig
 from agent.judge import Comparison, Prices, Seen, figures, log_of
+from agent.known import AGAIN, BLAMES, Known, failed_start, told, under_load
 from agent.policy import Costs, Spent, close_out_s
+from agent.relatives import all_lost
 from agent.validity import noisy
 from state.models import (
     Answer,
     Arm,
     DecisionKind,
-    Failure,
+    LaunchSpec,
     Measurement,
     MeasurementStatus,
     Outcome,
@@ -25,17 +28,13 @@ from state.models import (
     TrialStatus,
 )
 from state.store import Store
-from tools.diagnose import Action
 
 CLOSE_OUT = "close-out"
 BASELINE = "baseline"
 RESTORE = "restore"
 CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
-ABANDONED = "abandoned"
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
-
-RETRY_ONCE = frozenset({Action.RETRY_ONCE.value, Action.CLEAN_AND_RETRY_ONCE.value})
 
 
 def comparison_of(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Comparison:
@@ -43,7 +42,10 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
     row = store.comparison(session_id, experiment_id)
     trials = {trial.id: trial for trial in store.trials(session_id)}
     everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
-    failure = start_failure(list(trials.values()), experiment_id, row.candidate)
+    launches = list(trials.values())
+    start = failed_start(launches, experiment_id, row.candidate)
+    load = under_load(everything, launches, experiment_id, row.candidate)
+    other = row.candidate != row.parent
     purpose = row.experiment.purpose
     compares = row.experiment.numerics or config.workload.guards.answers != "off"
     epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
@@ -67,8 +69,9 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         left=_left(store, session_id, experiment_id),
         earlier=_earlier(store, session_id, experiment_id),
         prices=_prices(store, session_id, config, experiment_id),
-        fresh=purpose is Purpose.TRY and fresh(list(trials.values()), everything, experiment_id, row.parent),
-        start_failure=None if failure is None or row.candidate == row.parent else _failure_text(failure),
+        fresh=purpose is Purpose.TRY and fresh(launches, everything, experiment_id, row.parent),
+        start_failure=told(start.failure) if other and start is not None and start.step not in AGAIN else None,
+        complaint=told(load.failure) if other and load is not None and load.step in BLAMES else None,
         failed_launches=tuple(
             trial.id
             for trial in trials.values()
@@ -82,6 +85,16 @@ def comparison_of(store: Store, session_id: str, config: SessionConfig, experime
         parent_answers=_passes(store, session_id, trials, row.parent) if compares else (),
         candidate_answers=_passes(store, session_id, trials, row.candidate) if compares else (),
     )
+
+
+def comparison_with(store: Store, session_id: str, config: SessionConfig, taken: Measurement) -> Comparison | None:
+    """What a candidate's run is held against; None for the parent's runs and for those that belong to no comparison."""
+    if taken.arm is not Arm.CANDIDATE:
+        return None
+    try:
+        return comparison_of(store, session_id, config, taken.experiment_id)
+    except KeyError:
+        return None
 
 
 PASSES = 4
@@ -185,21 +198,31 @@ def _before(items: list[Item], experiment_id: str | None) -> list[Item]:
     return items[: own[0]] if own else items
 
 
-def start_failure(trials: list[Trial], experiment_id: str, fingerprint: str) -> Failure | None:
-    """Why the candidate cannot start, once it had the tries that its class of failure deserves."""
-    failures = [
-        trial.failure
-        for trial in trials
-        if trial.experiment_id == experiment_id
-        and trial.fingerprint == fingerprint
-        and trial.status is TrialStatus.FAILED
-        and trial.failure is not None
-        and trial.failure.failure_class != ABANDONED
-    ]
-    if not failures:
-        return None
-    tries = 2 if failures[-1].action in RETRY_ONCE else 1
-    return failures[-1] if len(failures) >= tries else None
+def known(store: Store, session_id: str) -> Known:
+    """What the session has learned so far; a launch whose configuration is not on record stays without one."""
+    todos, verdicts = store.todos(session_id), store.verdicts(session_id)
+    trials = store.trials(session_id)
+    specs: dict[str, LaunchSpec] = {}
+    for fingerprint in dict.fromkeys(trial.fingerprint for trial in trials):
+        with suppress(KeyError):
+            specs[fingerprint] = store.spec(fingerprint)
+    begun: dict[str, str] = {}
+    for todo in todos:
+        with suppress(KeyError):
+            begun[todo.id] = store.comparison(session_id, todo.id).candidate
+    return Known(
+        todos=tuple(todos),
+        verdicts=verdicts,
+        trials=tuple(trials),
+        specs=specs,
+        candidates=begun,
+        complaints=tuple(taken for taken in store.measurements(session_id) if taken.complaint is not None),
+    )
+
+
+def spoilt(store: Store, session_id: str) -> frozenset[str]:
+    """Launches whose server has complained under load: their figures are worth nothing from then on."""
+    return frozenset(taken.trial_id for taken in store.measurements(session_id) if taken.complaint is not None)
 
 
 def spent(store: Store, session_id: str) -> Spent:
@@ -209,7 +232,7 @@ def spent(store: Store, session_id: str) -> Spent:
         for t in store.todos(session_id)
         if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
     ]
-    launches = [trial for trial in store.trials(session_id) if not trial.adopted]
+    launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))
 
 
@@ -231,15 +254,15 @@ def costs(store: Store, session_id: str, config: SessionConfig, before: str | No
 
 def situation(store: Store, session_id: str, config: SessionConfig) -> Situation:
     """What the chooser chooses by."""
-    todos = store.todos(session_id)
+    learned = known(store, session_id)
     return Situation(
-        todos=tuple(todos),
+        todos=learned.todos,
         policy=config.policy,
         rule=config.judge,
         workload=config.workload,
         spent=spent(store, session_id),
         costs=costs(store, session_id, config),
-        blocked_capabilities=frozenset(todo.id for todo in todos if todo.status is TodoStatus.BLOCKED),
+        blocked_capabilities=all_lost(learned),
     )
 
 
@@ -258,7 +281,3 @@ def too_noisy(store: Store, session_id: str) -> str | None:
         if noise and name == BASELINE:
             return void[-1]
     return void[-1] if len(void) >= 2 and None not in void[-2:] else None
-
-
-def _failure_text(failure: Failure) -> str:
-    return f"{failure.failure_class}: {failure.cause}"

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, Literal
 
+from agent.beside_parent import doubts, otherwise
 from agent.config import SessionConfig
-from agent.evidence import ABANDONED
+from agent.evidence import spoilt
 from agent.judge import Comparison, Need, collapsing, pace
+from agent.known import ABANDONED, told
 from agent.manners import Manners
 from agent.progress import Progress
-from agent.validity import AFTERWARDS, COLLAPSED, GONE, TRAFFIC, foreign_requests, invalid_reasons
+from agent.validity import AFTERWARDS, COLLAPSED, COMPLAINED, GONE, TRAFFIC, foreign_requests, invalid_reasons
 from state import events as ev
 from state.errors import CommandFailed, ForeignChange, HostRebooted, RefusedForSafety, StoppedByOperator
 from state.journal import Journal
@@ -21,24 +24,31 @@ from state.models import (
     Arm,
     Failure,
     Frozen,
+    LaunchSpec,
     Measurement,
     MeasurementStatus,
+    ProcessId,
     Role,
     Trial,
     TrialStatus,
     digest,
 )
 from state.store import Store
-from tools.target import RunRequest, RunResult, RunState, Serving, Target
+from tools.diagnose import complaint
+from tools.target import Ready, RunRequest, RunResult, RunState, Serving, Target
 
 POLL_S = 0.5
 
 
 class Position(Frozen):
-    """Who serves now: one of our trials, or nobody. Anybody else raises ForeignChange before this is made."""
+    """Who serves now: one of our trials, or nobody. Anybody else raises ForeignChange before this is made.
+
+    `astray`: the trial's process serves, but what is live of it is neither that trial's nor another's; it shows as open.
+    """
 
     trial: Trial | None
     serving: Serving | None
+    astray: bool = False
 
 
 class Hands:
@@ -101,9 +111,9 @@ class Hands:
         if serving is None:
             await self._refuse_reboot()
             return Position(trial=None, serving=None)
-        for trial in reversed(self.store.trials(self.session_id)):
-            if trial.process == serving.process or self.key(trial.id) == serving.key:
-                return Position(trial=trial, serving=serving)
+        position = self._known(serving)
+        if position is not None:
+            return position
         await self._refuse_reboot()
         await self.target.renew()  # if the host's watcher or another agent took over, this says so
         raise ForeignChange(
@@ -112,15 +122,33 @@ class Hands:
             do="find out who started it; `resume` once the original or our last launch serves again, or start anew",
         )
 
-    async def bring_up(self, fingerprint: str, experiment_id: str) -> Trial:
-        """Launch a spec and wait until it generates or fails; the trial returned is closed.
+    async def bring_up(self, fingerprint: str, experiment_id: str, relaunch: bool = True) -> Trial:
+        """See that a spec serves: launch it, or adjust the serving process where that is enough; the trial is closed.
 
-        A launch left open by a crash is taken up again when it is the wanted one, else closed as abandoned.
+        A trial left open by a crash is taken up again when it is the wanted one, else closed as abandoned. Without
+        `relaunch` a process that runs the spec already gets a trial of its own and goes on.
         """
         await self.guard()
-        trial = self._reopened(fingerprint, experiment_id)
         spec = self.store.spec(fingerprint)
-        self.progress.phase(f"launching {trial.id} for {experiment_id}")
+        process = await self._to_adjust(spec, relaunch)
+        trial = self._reopened(fingerprint, experiment_id, process)
+        return await (self._launched(trial, spec) if process is None else self._adjusted(trial, spec))
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Make ready what a spec needs beside its command line; a stop is noticed meanwhile. Raises PolicyRefused."""
+        self.progress.phase("getting changes ready")
+        staging = asyncio.ensure_future(self.target.stage(spec))
+        try:
+            while not (await asyncio.wait({staging}, timeout=POLL_S))[0]:
+                self.check_stop()
+            await staging
+        finally:
+            staging.cancel()
+            await asyncio.gather(staging, return_exceptions=True)
+
+    async def _launched(self, trial: Trial, spec: LaunchSpec) -> Trial:
+        """Launch, wait until it generates or fails, and bring what is live of the spec into effect."""
+        self.progress.phase(f"launching {trial.id} for {trial.experiment_id}")
         key = self.key(trial.id)
 
         async def act() -> dict[str, str]:
@@ -130,8 +158,12 @@ class Hands:
         async def observe() -> dict[str, str] | None:
             return {"launch": key} if await self.target.launched(key) else None
 
-        done = await self.journal.once(f"{trial.id}/launch", {"fingerprint": fingerprint, "key": key}, act, observe)
+        done = await self.journal.once(
+            f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe
+        )
         ready = await self.target.await_ready(key)
+        if isinstance(ready, Ready) and self._anything_live(spec):
+            ready = await self.target.adjust(key, spec) or ready
         self.journal.fault(f"{trial.id}:ready")
         down_s = self._since(self.store.opened_at("trials", trial.id))
         if isinstance(ready, Failure):
@@ -144,6 +176,26 @@ class Hands:
             update={"status": TrialStatus.READY, "process": ready.process, "load_s": ready.load_s, "down_s": down_s}
         )
         self.write(ev.TrialClosed(trial=closed), *notes)
+        return closed
+
+    async def _adjusted(self, trial: Trial, spec: LaunchSpec) -> Trial:
+        """Bring the process that serves into the live state of the spec."""
+        self.progress.phase(f"adjusting {trial.id} for {trial.experiment_id}")
+        key = self.key(trial.id)
+
+        async def act() -> dict[str, Any]:
+            failure = await self.target.adjust(key, spec)
+            return {"adjust": key, "failure": None if failure is None else failure.model_dump(mode="json")}
+
+        async def observe() -> dict[str, Any] | None:
+            return None  # it looks before each step and does nothing twice
+
+        intent = {"fingerprint": trial.fingerprint, "key": key}
+        done = await self.journal.once(f"{trial.id}/adjust", intent, act, observe)
+        failure = None if done["failure"] is None else Failure.model_validate(done["failure"])
+        status = TrialStatus.READY if failure is None else TrialStatus.FAILED
+        closed = trial.model_copy(update={"status": status, "failure": failure})
+        self.write(ev.TrialClosed(trial=closed))
         return closed
 
     async def measure(self, need: Need, comparison: Comparison, trial: Trial, answers: bool = False) -> Measurement:
@@ -160,6 +212,7 @@ class Hands:
             workload=self.config.workload,
             seed=taken.seed,
             process=trial.process,
+            launch=None if trial.adopted else self.key(trial.id),
             answers=answers,
         )
         self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
@@ -175,7 +228,9 @@ class Hands:
         closed, result = await self._finish_run(taken, key, comparison, trial)
         self.journal.fault(f"{taken.id}:collected")
         raw, given = (None, ()) if result is None else (result.raw, result.answers)
-        self.write(ev.MeasurementClosed(measurement=closed, raw=raw, answers=given))
+        note = otherwise(closed, comparison)
+        notes = () if note is None else (ev.Noted(text=f"{closed.id}: {note}", subject=closed.id),)
+        self.write(ev.MeasurementClosed(measurement=closed, raw=raw, answers=given), *notes)
         return closed
 
     def void(self, need: Need, comparison: Comparison, trial: Trial, reason: str) -> None:
@@ -191,9 +246,19 @@ class Hands:
             await self._lose(taken, "stopped on request")
 
     @property
+    def engine(self) -> str:
+        """Which kind of server it is: whose rules read its log."""
+        return self.store.session(self.session_id).adoption.spec.engine
+
+    @property
     def run_under_way(self) -> bool:
         """Whether a benchmark was begun, by this agent process or an earlier one, and its end was not written yet."""
         return self._open_measurement() is not None
+
+    @property
+    def spoilt(self) -> frozenset[str]:
+        """Launches whose server complained under load; what they do from then on is worth nothing."""
+        return spoilt(self.store, self.session_id)
 
     def key(self, item_id: str) -> str:
         """Name of a launch or a run on the host."""
@@ -215,16 +280,59 @@ class Hands:
         if now != self.last_boot() and now not in self.boots_noted:
             raise HostRebooted("the host was rebooted", where={"target": self.target.name}, do="`resume` goes on")
 
-    def _reopened(self, fingerprint: str, experiment_id: str) -> Trial:
+    def _known(self, serving: Serving) -> Position | None:
+        """The newest trial of the process in whose live state it is, which can come and go without a launch."""
+        of_it = [
+            trial
+            for trial in self.store.trials(self.session_id)
+            if (trial.process == serving.process or self.key(trial.id) == serving.key) and not _given_up(trial)
+        ]
+        alike = [trial for trial in of_it if self.store.spec(trial.fingerprint).live == serving.spec.live]
+        if not of_it:
+            return None
+        if alike or of_it[-1].status is TrialStatus.OPEN:
+            return Position(trial=[*of_it[-1:], *alike][-1], serving=serving)
+        astray = of_it[-1].model_copy(update={"status": TrialStatus.OPEN})
+        return Position(trial=astray, serving=serving, astray=True)
+
+    async def _to_adjust(self, spec: LaunchSpec, relaunch: bool) -> ProcessId | None:
+        """The serving process if it can be brought into the spec as it runs; None when a launch is needed or wanted."""
+        if relaunch and not self._anything_live(spec):
+            return None
+        position = await self.where()
+        trial, serving = position.trial, position.serving
+        if trial is None or serving is None:
+            return None
+        ready = trial.status is TrialStatus.READY
+        under_way = trial.status is TrialStatus.OPEN and (position.astray or trial.kind == "adjust")
+        same = self.store.spec(trial.fingerprint).process_fingerprint == spec.process_fingerprint
+        if not same or not (ready or under_way) or (relaunch and ready and trial.fingerprint == spec.fingerprint):
+            return None
+        return serving.process
+
+    def _anything_live(self, spec: LaunchSpec) -> bool:
+        seen = {trial.fingerprint for trial in self.store.trials(self.session_id)}
+        return bool(spec.live) or any(self.store.spec(fingerprint).live for fingerprint in seen)
+
+    def _reopened(self, fingerprint: str, experiment_id: str, process: ProcessId | None) -> Trial:
+        kind: Literal["launch", "adjust"] = "launch" if process is None else "adjust"
         for trial in self.store.trials(self.session_id):
             if trial.status is not TrialStatus.OPEN:
                 continue
-            if trial.fingerprint == fingerprint and trial.experiment_id == experiment_id:
+            wanted = (trial.fingerprint, trial.experiment_id, trial.kind) == (fingerprint, experiment_id, kind)
+            if wanted and (process is None or trial.process == process):
                 return trial
             failure = Failure(failure_class=ABANDONED, cause="another configuration was wanted after an interruption")
             closed = trial.model_copy(update={"status": TrialStatus.FAILED, "failure": failure})
-            self.write(*self.journal.abandoned(f"{trial.id}/launch", failure.cause), ev.TrialClosed(trial=closed))
-        trial = Trial(id=self.store.next_id("trials", "T"), experiment_id=experiment_id, fingerprint=fingerprint)
+            effect = f"{trial.id}/{trial.kind}"
+            self.write(*self.journal.abandoned(effect, failure.cause), ev.TrialClosed(trial=closed))
+        trial = Trial(
+            id=self.store.next_id("trials", "T"),
+            experiment_id=experiment_id,
+            fingerprint=fingerprint,
+            kind=kind,
+            process=process,
+        )
         self.write(ev.TrialOpened(trial=trial))
         return trial
 
@@ -277,14 +385,20 @@ class Hands:
         if state.phase in ("vanished", "absent"):
             gone = ("the benchmark job vanished without a result",)
             return taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": gone}), None
+        # What was said in the measured window is read after it: nothing of ours asks the server inside it.
+        complained = complaint(self.engine, await self.target.said_during(key), up=True)
+        taken = taken.model_copy(update={"complaint": complained})
+        said = () if complained is None else (f"{COMPLAINED}: {told(complained)}",)
         try:
             result = await self.target.collect_run(key)
         except CommandFailed as error:
-            missing = (f"the client left no result: {error.tail or error.what}",)
+            missing = (f"the client left no result: {error.tail or error.what}", *said)
             return taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": missing}), None
         point = self.config.workload.point(taken.load_point)
+        measured = taken.model_copy(update={"metrics": result.metrics, "telemetry": result.telemetry})
         rate = self.config.manners.max_foreign_rps
-        reasons = invalid_reasons(result.metrics, result.telemetry, point, self.config.validity, rate)
+        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, self.config.validity, rate), *said)
+        reasons = reasons or doubts(measured, comparison, self.config.validity)
         serving = await self.target.serving()
         # Beside tolerated traffic it is the run's own window that counts, if the server counts.
         counted = rate and foreign_requests(result.metrics) is not None
@@ -293,14 +407,12 @@ class Hands:
             reasons = (*reasons, f"{TRAFFIC}: {traffic} {AFTERWARDS}")
         if serving is None or serving.process != trial.process:
             reasons = (*reasons, GONE)
-        if collapse is not None:
+        if collapse is not None and complained is None:
             reasons = (COLLAPSED, collapse)
-        closed = taken.model_copy(
+        closed = measured.model_copy(
             update={
                 "status": MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID,
                 "reasons": reasons,
-                "metrics": result.metrics,
-                "telemetry": result.telemetry,
                 "seconds": self._since(self.store.opened_at("measurements", taken.id)),
             }
         )
@@ -322,6 +434,12 @@ class Hands:
                     await self.target.stop_run(key)
                     return await self.target.look_run(key), collapse
             await self.target.pause(POLL_S)
+
+
+def _given_up(trial: Trial) -> bool:
+    """Whether a process was to be adjusted and nobody waited for it: what is live says how far that came."""
+    abandoned = trial.failure is not None and trial.failure.failure_class == ABANDONED
+    return trial.kind == "adjust" and abandoned
 
 
 def run_seed(session_seed: int, experiment_id: str, need: Need, retry: int) -> int:

@@ -35,6 +35,8 @@ COLOURS = {
     DecisionKind.REVERT: "yellow",
     DecisionKind.LEAVE_OUT: "yellow",
     DecisionKind.BLOCK: "red",
+    DecisionKind.ADJUST: "yellow",
+    DecisionKind.PIVOT: "cyan",
     DecisionKind.VOID: "red",
     DecisionKind.HEAL: "red",
     DecisionKind.INTERRUPTED: "magenta",
@@ -61,7 +63,9 @@ def story(event: ev.Event) -> tuple[str, str] | None:
     if isinstance(event, ev.TrialClosed):
         trial = event.trial
         if trial.failure is not None:
-            return f"launch      {trial.id} failed: {trial.failure.cause}", "red"
+            return f"{trial.kind:<11} {trial.id} failed: {trial.failure.cause}", "red"
+        if trial.kind == "adjust":
+            return f"adjust      {trial.id} generates", "dim"
         return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
     if isinstance(event, ev.Noted):  # commands for a person stand at the end
         return None if event.subject == LASTING else (f"note        {event.text}", "dim")

@@ -164,7 +164,9 @@ class Manners:
             done = await self.hands.journal.once(name, {"fingerprint": fingerprint}, act, observe)
         except CommandFailed as failed:
             why = failed.tail or failed.what
-            self.hands.write(*self.hands.journal.abandoned(name, why), ev.Noted(text=f"nothing was made to last: {why}"))
+            self.hands.write(
+                *self.hands.journal.abandoned(name, why), ev.Noted(text=f"nothing was made to last: {why}")
+            )
             return None
         told: str | None = done["told"]
         if told is None:

@@ -11,26 +11,32 @@ from typing import TypedDict
 from agent import built_in, chooser
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
-from agent.ending import proven, restore
+from agent.ending import bring_back, proven, restore
 from agent.evidence import (
     CLOSE_OUT,
     comparison_of,
     kept_anything,
+    known,
     situation,
     too_noisy,
 )
 from agent.hands import Hands
+from agent.heeding import heed, restores_first, stop
 from agent.judge import Comparison, Need, asks_answers, assess
+from agent.known import blamed
 from agent.planners.base import Planner, View
-from agent.policy import broken_constraints, forbidden
+from agent.policy import broken_constraints, forbidden, restarts
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
 from state.errors import ForeignTraffic, PolicyRefused
 from state.models import (
     Arm,
+    Change,
     DecisionKind,
+    Disruption,
     Experiment,
+    LaunchSpec,
     Purpose,
     Role,
     SessionStatus,
@@ -40,6 +46,8 @@ from state.models import (
     digest,
 )
 from state.store import ComparisonRow, Store
+from tools.diagnose import Action
+from tools.next_step import FINAL
 from tools.target import Target
 
 QUIET_CHECK_S = 2.0
@@ -145,14 +153,14 @@ class Nodes:
             self._begin(due.experiment, parent, parent, due.reason)
             return {"next": "apply"}
         if due is not None and built_in.sentinels_won(self.store, self.session_id):
-            return self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
+            return await self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
-            return self._close(choice)
+            return await self._close(choice)
         experiment = choice.todo.experiment
         parent = self.hands.role(Role.KNOWN_GOOD)
         try:
-            spec = self.target.derive(self.store.spec(parent), experiment.changes)
+            spec = await self._made_ready(self.store.spec(parent), experiment.changes)
         except PolicyRefused as refused:
             self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
@@ -190,16 +198,18 @@ class Nodes:
         assert need is not None
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
         position = await self.hands.where()
-        if _serves(position.trial, wanted, need, comparison):
+        if _serves(position.trial, wanted, need, comparison, self.hands.spoilt):
             return {"next": "measure"}
+        if wanted != row.parent and restores_first(self.hands, row):
+            await restore(self.hands, row.parent)
         busy = await self.hands.manners.make_way()
         if busy is not None:
             return self._postponed(busy, need, comparison, position.trial)
-        trial = await self.hands.bring_up(wanted, row.experiment.id)
+        trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
         if trial.status is TrialStatus.READY:
             return {"next": "measure"}
         if wanted == row.parent:
-            await restore(self.hands, wanted)
+            await restore(self.hands, wanted, failed=trial)
         return {"next": "judge"}
 
     async def measure(self, state: LoopState) -> LoopState:
@@ -211,7 +221,13 @@ class Nodes:
             return {"next": "judge"}
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
         position = await self.hands.where()
-        if position.trial is None or position.trial.fingerprint != wanted:
+        trial = position.trial
+        if (
+            trial is None
+            or trial.status is not TrialStatus.READY
+            or trial.fingerprint != wanted
+            or trial.id in self.hands.spoilt
+        ):
             return {"next": "apply"}
         await self.hands.manners.before_run(self.config.workload.point(need.load_point))
         # A run that a former agent began is itself what the server is busy with.
@@ -219,9 +235,10 @@ class Nodes:
         if not self.hands.run_under_way:
             noise = await self._wait_for_quiet(self._wait_first(comparison))
         if noise is not None:
-            self.hands.void(need, comparison, position.trial, noise)
+            self.hands.void(need, comparison, trial, noise)
             return {"next": "judge"}
-        await self.hands.measure(need, comparison, position.trial, asks_answers(comparison, need))
+        taken = await self.hands.measure(need, comparison, trial, asks_answers(comparison, need))
+        await heed(self.hands, taken, trial)
         return {"next": "judge"}
 
     async def judge(self, state: LoopState) -> LoopState:
@@ -237,8 +254,15 @@ class Nodes:
         self._enter("settle")
         row, comparison = self._open()
         verdict = final_verdict(self.store, self.session_id, self.config, comparison)
-        self.hands.write(*consequences(row, verdict, self.store.todos(self.session_id), self._ids()))
+        learned = known(self.store, self.session_id)
+        trouble = blamed(learned, row.experiment.id, verdict.outcome) if row.experiment.tries else None
+        if trouble is not None and trouble.step is Action.ESCALATE:
+            # First of all: should we die in between, the next agent comes by here again and calls the person then.
+            await bring_back(self.hands, self.hands.role(Role.KNOWN_GOOD))
+        self.hands.write(*consequences(row, verdict, learned, self._ids()))
         await self.hands.guard()
+        if trouble is not None and trouble.step in FINAL:
+            await stop(self.hands, trouble.failure, trouble.step)
         return {"next": "finish" if row.experiment.purpose is Purpose.CLOSE_OUT else "observe"}
 
     async def finish(self, state: LoopState) -> LoopState:
@@ -296,14 +320,14 @@ class Nodes:
                 return f"the same configuration was tried as {todo.id}"
         return None
 
-    def _close(self, choice: chooser.Choice) -> LoopState:
+    async def _close(self, choice: chooser.Choice) -> LoopState:
         """Nothing more to try: say what was left, then compare the final configuration with the original."""
         for experiment_id, reason in choice.skipped:
             self.hands.write(ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason))
         done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
         if done or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
-        if self._leaves_one_out():
+        if await self._leaves_one_out():
             return {"next": "apply"}
         decision = self.store.decide(
             self.session_id,
@@ -323,7 +347,7 @@ class Nodes:
         )
         return {"next": "apply"}
 
-    def _leaves_one_out(self) -> bool:
+    async def _leaves_one_out(self) -> bool:
         """Begin to compare the final configuration with itself less one kept change, as far as time allows."""
         found = built_in.leave_out_due(self.store, self.session_id, self.config)
         if found is None or found[1].obstacle is not None:
@@ -332,10 +356,30 @@ class Nodes:
         final = self.hands.role(Role.KNOWN_GOOD)
         rest = [t.experiment for t, _ in built_in.kept(self.store, self.session_id) if t.id != left_out.id]
         original = self.store.spec(self.hands.role(Role.ORIGINAL))
-        spec = self.target.derive(original, tuple(change for experiment in rest for change in experiment.changes))
+        changes = tuple(change for experiment in rest for change in experiment.changes)
+        try:
+            spec = await self._made_ready(original, changes)
+        except PolicyRefused as refused:
+            self.hands.write(ev.TodoAdded(experiment=due.experiment, status=TodoStatus.SKIPPED, reason=refused.what))
+            return await self._leaves_one_out()
         self.hands.write(ev.SpecSeen(fingerprint=spec.fingerprint, spec=spec))
         self._begin(due.experiment, final, spec.fingerprint, due.reason)
         return True
+
+    async def _made_ready(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
+        """The spec with the changes; what they need beside the command line is on the host then.
+
+        Flags come last, since another version of the server may know others. Raises PolicyRefused.
+        """
+        bare = self.target.derive(spec, tuple(change for change in changes if change.kind not in ("flag", "env")))
+        if bare.beside:
+            await self.hands.stage(bare)
+        return self.target.derive(spec, changes)
+
+    def _relaunches(self, experiment: Experiment) -> bool:
+        """Whether each launch of a comparison gets a process of its own: not where none may, or none need, be had."""
+        allowed = self.config.policy.max_disruption >= Disruption.RESTART
+        return allowed and (experiment.purpose is not Purpose.TRY or restarts(experiment))
 
     def _begin(self, experiment: Experiment, parent: str, candidate: str, reason: str) -> None:
         """Open a comparison that the loop makes on its own account."""
@@ -446,12 +490,14 @@ class Nodes:
         return self.store.spec(self.hands.role(Role.KNOWN_GOOD)).differences(original)
 
 
-def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison) -> bool:
-    """Whether the serving launch may take the wanted run: right spec, and not the launch of another block.
+def _serves(trial: Trial | None, wanted: str, need: Need, comparison: Comparison, spoilt: frozenset[str]) -> bool:
+    """Whether the serving launch may take the wanted run: right spec, sound, and not the launch of another block.
 
     Both sides of a sentinel run the same spec, and its candidate must be a launch that nothing knew before.
     """
     if trial is None or trial.status is not TrialStatus.READY or trial.fingerprint != wanted:
+        return False
+    if trial.id in spoilt:
         return False
     if comparison.observes:
         return True

@@ -17,6 +17,7 @@ from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
 from agent.manners import unmeasured, within_ceiling
+from agent.open_files import refuse_hopeless, shortages
 from agent.policy import Costs
 from agent.progress import Silent
 from agent.report import headline, lasting, markdown
@@ -32,6 +33,7 @@ from agent.session import (
     refuse_unusable,
 )
 from agent.tenure import any_holder_of, holder_of
+from state import events as ev
 from state.errors import ConfigError, RatchetError, StoppedByOperator, StoreError
 from state.journal import FaultPoint
 from state.models import Role, Trial
@@ -66,7 +68,10 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
         async with connected(config) as target:
             await target.refuse_held()
             await refuse_no_room_there(target)
-            refuse_unusable(config, await target.adopt(), await target.trouble())
+            found = await target.adopt()
+            refuse_unusable(config, found, await target.trouble())
+            files = shortages(found, config.workload, await target.open_files())
+            refuse_hopeless(files)
             await target.client()
             await target.prepare()
             adoption = await target.adopt()
@@ -74,6 +79,8 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
                 open_session(store, session_id, config, adoption, left_out)
+                if files:
+                    store.append(session_id, *(ev.Noted(text=one.text, subject=session_id) for one in files))
             except (RatchetError, asyncio.CancelledError):
                 await target.release()
                 raise

@@ -14,6 +14,7 @@ from state.models import (
     LaunchSpec,
     Policy,
     Workload,
+    needs_restart,
 )
 
 
@@ -50,6 +51,12 @@ def needed_disruption(experiment: Experiment) -> Disruption:
     """The disruption that the changes imply, or the declared one if that is higher."""
     implied = [CHANGE_DISRUPTION[change.kind] for change in experiment.changes]
     return max([experiment.disruption, *implied])
+
+
+def restarts(experiment: Experiment) -> bool:
+    """Whether testing it starts the server anew: it says so itself, or one of its changes needs it."""
+    live = experiment.changes and not any(map(needs_restart, experiment.changes))
+    return not live and needed_disruption(experiment) >= Disruption.RESTART
 
 
 def forbidden(experiment: Experiment, policy: Policy) -> str | None:
@@ -104,9 +111,10 @@ def unaffordable(
     budget = policy.budget
     if experiment.changes and spent.experiments >= budget.experiments:
         return f"all {budget.experiments} experiments of the budget are used"
-    price = (comparison_s if experiment.changes else observation_s)(workload, rule, costs)
-    restarts = 2 * rule.min_blocks if needed_disruption(experiment) >= Disruption.RESTART else 0
-    return _beyond(price, restarts, policy, spent, workload, rule, costs)
+    again = restarts(experiment)
+    own = costs if again else costs.model_copy(update={"launch_s": 0.0})
+    price = (comparison_s if experiment.changes else observation_s)(workload, rule, own)
+    return _beyond(price, 2 * rule.min_blocks if again else 0, policy, spent, workload, rule, costs)
 
 
 def no_room_for(

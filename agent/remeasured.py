@@ -1,9 +1,11 @@
-"""One run's figures and status once more, from the client's stored result; pure, and it must not compare two runs."""
+"""One run's figures and status once more, from the client's stored result; pure, and it must not judge."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from agent.beside_parent import doubts
+from agent.judge import Comparison
 from agent.validity import COLLAPSED, invalid_reasons, seen_outside
 from state.errors import CommandFailed
 from state.models import Frozen, Measurement, MeasurementStatus, ValidityRule, Workload
@@ -24,12 +26,14 @@ def remeasured(
     key: str,
     workload: Workload,
     rule: ValidityRule,
+    comparison: Comparison | None = None,
     max_foreign_rps: float = 0.0,
 ) -> Remeasured:
     """The run as the raw result and the rule have it; `key` is the run's name on the host.
 
-    Reasons that no figure tells (who used the server after the run, that a candidate was seen collapsing, why there is
-    no result) stay as they were written. A result that cannot be read leaves the run as it was written.
+    `comparison` is the experiment as it stood while the run was made, None for a run that belongs to none. Reasons that
+    no figure tells (who used the server after the run, that a candidate was seen collapsing, why there is no result)
+    stay as they were written. A result that cannot be read leaves the run as it was written.
     """
     if raw is None and taken.metrics is None:
         # Without figures a run can't count, whatever is written.
@@ -44,20 +48,15 @@ def remeasured(
         result = bench_client(workload).again(raw, key)
     except CommandFailed as error:
         return Remeasured(measurement=taken, unread=error.what)
+    again = taken.model_copy(update={"metrics": result.metrics, "telemetry": result.telemetry})
     if taken.reasons[:1] == (COLLAPSED,):
         reasons = trusted = taken.reasons
     else:
         trusted = tuple(reason for reason in taken.reasons if seen_outside(reason))
         point = workload.point(taken.load_point)
-        reasons = (*invalid_reasons(result.metrics, result.telemetry, point, rule, max_foreign_rps), *trusted)
-    return Remeasured(
-        measurement=taken.model_copy(
-            update={
-                "status": MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID,
-                "reasons": reasons,
-                "metrics": result.metrics,
-                "telemetry": result.telemetry,
-            }
-        ),
-        trusted=trusted,
-    )
+        reasons = invalid_reasons(result.metrics, result.telemetry, point, rule, max_foreign_rps)
+        if comparison is not None and not reasons:
+            reasons = doubts(again, comparison, rule)
+        reasons = (*reasons, *trusted)
+    status = MeasurementStatus.INVALID if reasons else MeasurementStatus.VALID
+    return Remeasured(measurement=again.model_copy(update={"status": status, "reasons": reasons}), trusted=trusted)

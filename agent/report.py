@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from agent.built_in import kept, sentinels
 from agent.evidence import BASELINE, CLOSE_OUT
 from agent.manners import LASTING, UNMEASURED
-from state.models import LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
+from agent.report_machine import machine_section
+from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
 
@@ -21,6 +22,8 @@ def markdown(store: Store, session_id: str) -> str:
         *_configuration(store, row),
         *_lasting(store, row),
         *_experiments(store, row),
+        *_turns(store, row),
+        *machine_section(store, row),
         *_findings(store, row),
         *_downtime(store, row),
         *_method(store, row),
@@ -62,7 +65,7 @@ def _head(store: Store, row: SessionRow) -> Iterator[str]:
     yield ""
 
 
-_KINDS = ("keep", "revert", "block", "skip", "void")
+_KINDS = ("keep", "revert", "block", "adjust", "skip", "void", "pivot")
 
 
 def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
@@ -88,6 +91,10 @@ def _configuration(store: Store, row: SessionRow) -> Iterator[str]:
     yield f"# original\n{command(was)}"
     yield "```"
     yield ""
+    if was.beside or now.beside:
+        yield "The commands do not bring about or take back what stands beside them: `ratchet restore` and"
+        yield "`ratchet restore --original` do."
+        yield ""
 
 
 def lasting(store: Store, session_id: str) -> str:
@@ -99,7 +106,11 @@ def lasting(store: Store, session_id: str) -> str:
 def _lasting(store: Store, row: SessionRow) -> Iterator[str]:
     commands = lasting(store, row.id)
     if commands:
-        yield from ("## To make it last", "", "A reboot ends the winner. On the host, for whatever starts the server then")
+        yield from (
+            "## To make it last",
+            "",
+            "A reboot ends the winner. On the host, for whatever starts the server then",
+        )
         yield from ("(`$NAME` stands for a value that only the host knows):", "", "```sh", commands, "```", "")
 
 
@@ -128,6 +139,27 @@ def _experiment_row(todo: Todo, verdict: Verdict | None) -> str:
     return f"| {todo.experiment.title} | {outcome} | {effect} | {hoped} | {why.replace('|', '/') or '–'} |"
 
 
+_TURNS = {
+    DecisionKind.BLOCK: "blocked",
+    DecisionKind.ADJUST: "another value",
+    DecisionKind.SKIP: "skipped",
+    DecisionKind.PIVOT: "direction",
+}
+
+
+def _turns(store: Store, row: SessionRow) -> Iterator[str]:
+    """What failures and evidence did to the list, in their order; nothing when they left it alone."""
+    made = [decision for decision in store.decisions(row.id) if decision["kind"] in _TURNS]
+    if not made:
+        return
+    yield "## What was learned on the way"
+    yield ""
+    for decision in made:
+        word = _TURNS[DecisionKind(decision["kind"])]
+        yield f"- **{decision['id']}** {word}: {decision['what']}. {decision['reason']}."
+    yield ""
+
+
 def _findings(store: Store, row: SessionRow) -> Iterator[str]:
     found = store.findings(row.id)
     yield "## Findings"
@@ -139,13 +171,16 @@ def _findings(store: Store, row: SessionRow) -> Iterator[str]:
 
 
 def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
-    launches = [trial for trial in store.trials(row.id) if not trial.adopted]
+    begun = [trial for trial in store.trials(row.id) if not trial.adopted]
+    launches = [trial for trial in begun if trial.kind == "launch"]
     total = sum(trial.down_s for trial in launches)
     yield "## Downtime"
     yield ""
     yield f"{len(launches)} launches, {total:.0f} s in all without a generating server."
+    if len(begun) > len(launches):
+        yield f"The running server was brought into another state {len(begun) - len(launches)} times."
     yield ""
-    for trial in launches:
+    for trial in begun:
         if trial.failure is not None:
             yield f"- {trial.id} for {trial.experiment_id}: {trial.failure.failure_class}: {trial.failure.cause}"
     yield ""

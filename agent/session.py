@@ -36,6 +36,7 @@ from state.errors import (
     RatchetError,
     RefusedForSafety,
     ServerError,
+    StoppedByFailure,
     StoppedByOperator,
     StoreError,
 )
@@ -206,7 +207,7 @@ class Runner:
                     await self.tenure.regain(lost)
                     lost = None
                 await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
-            except StoppedByOperator as stopped:
+            except (StoppedByOperator, StoppedByFailure) as stopped:
                 return await self._drain(stopped.what)
             except (ForeignTraffic, DrainFailed):
                 await self._leave_known_good()

@@ -13,7 +13,7 @@ from agent.evidence import RESTORE
 from agent.hands import Hands
 from state import events as ev
 from state.errors import HostError, HostUnreachable, LeasePassedOn, OutcomeUnknown, RatchetError, TargetLocked
-from state.models import DecisionKind, Role, Trial, TrialStatus
+from state.models import DecisionKind, LaunchSpec, Role, Trial, TrialStatus
 
 RENEWALS_PER_LEASE = 6
 FIRST_PAUSE_S = 1.0
@@ -147,17 +147,23 @@ class Tenure:
         if now == self.hands.last_boot() or now in self.hands.boots_noted:
             return
         self.hands.boots_noted.add(now)
-        original, known_good = self.hands.role(Role.ORIGINAL), self.hands.role(Role.KNOWN_GOOD)
+        original = self.hands.store.spec(self.hands.role(Role.ORIGINAL))
+        known_good = self.hands.role(Role.KNOWN_GOOD)
         serving = await self.target.serving()
         happened: list[ev.Event] = []
         why = "nothing that was started before survived, the loop brings known-good up again"
-        if serving is not None and serving.key is None and serving.spec.fingerprint == original:
+        if serving is not None and serving.key is None and _command_of(serving.spec) == _command_of(original):
             await self.target.adopt_again(serving.process)
-            found = Trial(id="", experiment_id=RESTORE, fingerprint=original, process=serving.process, adopted=True)
-            happened += self._found(found)
+            now_runs = serving.spec.fingerprint
+            found = Trial(id="", experiment_id=RESTORE, fingerprint=now_runs, process=serving.process, adopted=True)
+            happened += [ev.SpecSeen(fingerprint=now_runs, spec=serving.spec), *self._found(found)]
             why = f"the original configuration came back by itself as process {serving.process.pid}"
+            left = serving.spec.differences(original)
+            why += f", but for what a boot does not take back: {'; '.join(left)}" if left else ""
         elif serving is not None and serving.key is not None and serving.spec.fingerprint == known_good:
-            happened += self._found(Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process))
+            happened += self._found(
+                Trial(id="", experiment_id=RESTORE, fingerprint=known_good, process=serving.process)
+            )
             why = f"the winner, which was made to last, came back by itself as process {serving.process.pid}"
         self._note(happened, "the host was rebooted", why)
 
@@ -171,3 +177,8 @@ class Tenure:
             self.hands.session_id, kind=DecisionKind.RESTORE, subject=self.hands.session_id, what=what, reason=why
         )
         self.hands.write(*happened, ev.DecisionMade(decision=decision))
+
+
+def _command_of(spec: LaunchSpec) -> str:
+    """Identity of what a boot starts again; patched files are as they were before it."""
+    return spec.model_copy(update={"beside": ()}).fingerprint

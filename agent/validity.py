@@ -12,6 +12,7 @@ TRAFFIC = "foreign traffic"
 COLLAPSED = "collapsed"
 AFTERWARDS = "right after the run"
 GONE = "the server that was measured no longer serves"
+COMPLAINED = "the server itself says"
 
 
 def invalid_reasons(
@@ -38,7 +39,9 @@ def foreign_requests(metrics: Metrics) -> float | None:
 
 def seen_outside(reason: str) -> bool:
     """Whether a reason was seen on the host beside the run: no figure of the run can tell it again."""
-    return reason == GONE or (reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS))
+    if reason == GONE or reason.startswith(COMPLAINED):
+        return True
+    return reason.startswith(TRAFFIC) and reason.endswith(AFTERWARDS)
 
 
 def noisy(reasons: tuple[str, ...]) -> bool:
@@ -121,9 +124,7 @@ def _counted(metrics: Metrics, rule: ValidityRule, max_foreign_rps: float) -> It
             yield f"the server counted {counted} output tokens, the client claims {metrics.output_tokens}"
 
 
-def _surroundings(
-    metrics: Metrics, telemetry: Telemetry, rule: ValidityRule, max_foreign_rps: float
-) -> Iterator[str]:
+def _surroundings(metrics: Metrics, telemetry: Telemetry, rule: ValidityRule, max_foreign_rps: float) -> Iterator[str]:
     if metrics.client_bottleneck:
         yield f"the client was the bottleneck: {metrics.client_bottleneck}"
     yield from _counted(metrics, rule, max_foreign_rps)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
-from agent.evidence import comparison_of
+from agent.evidence import comparison_of, comparison_with, known
 from agent.remeasured import remeasured
 from agent.verdicts import final_verdict, scope
 from state import events as ev
@@ -27,7 +27,15 @@ from state.scratch import Scratch
 from state.store import Store, StoredEvent
 
 FOLLOWS = frozenset(
-    {DecisionKind.KEEP, DecisionKind.LEAVE_OUT, DecisionKind.VOID, DecisionKind.BASELINE, DecisionKind.SENTINEL}
+    {
+        DecisionKind.KEEP,
+        DecisionKind.LEAVE_OUT,
+        DecisionKind.ADJUST,
+        DecisionKind.VOID,
+        DecisionKind.PIVOT,
+        DecisionKind.BASELINE,
+        DecisionKind.SENTINEL,
+    }
 )
 """Decisions that nothing but a verdict leads to."""
 
@@ -160,7 +168,7 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
                 other = differences(event.fingerprint, event.spec.fingerprint, f"event {stored.seq}, fingerprint")
                 yield _of_version(_checked(Kind.LOG, f"configuration {event.fingerprint}", other), writer)
             elif isinstance(event, ev.MeasurementClosed):
-                check, instead = _run(event, config, session_id)
+                check, instead = _run(scratch.store, event, config, session_id)
                 yield _of_version(check, writer)
             elif isinstance(event, ev.VerdictReached):
                 asked = _of_version(_verdict(scratch.store, session_id, config, event.verdict), writer)
@@ -190,13 +198,16 @@ def _of_version(check: Check, writer: str, cause: Check | None = None) -> Check:
     return check.model_copy(update={"result": Result.UNVERIFIABLE, "why": why})
 
 
-def _run(event: ev.MeasurementClosed, config: SessionConfig | str, session_id: str) -> tuple[Check, ev.Event]:
+def _run(
+    store: Store, event: ev.MeasurementClosed, config: SessionConfig | str, session_id: str
+) -> tuple[Check, ev.Event]:
     """A run's figures and status, and the event as its raw result has it."""
     taken = event.measurement
     if isinstance(config, str):
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=config), event
-    rate = config.manners.max_foreign_rps
-    again = remeasured(taken, event.raw, f"{session_id}-{taken.id}", config.workload, config.validity, rate)
+    comparison = comparison_with(store, session_id, config, taken)
+    key, rate = f"{session_id}-{taken.id}", config.manners.max_foreign_rps
+    again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison, rate)
     if again.unread:
         return Check(kind=Kind.RUN, subject=taken.id, result=Result.UNVERIFIABLE, why=again.unread), event
     found = differences(taken.model_dump(mode="json"), again.measurement.model_dump(mode="json"))
@@ -237,7 +248,7 @@ def _followed(store: Store, session_id: str, verdict: Verdict, since: Sequence[S
     except KeyError:
         loose = Difference(where=verdict.experiment_id, stored="judged", recomputed="never begun")
         return _checked(Kind.DECISION, ids.decision, [loose]), 1
-    wanted = consequences(row, verdict, store.todos(session_id), ids)
+    wanted = consequences(row, verdict, known(store, session_id), ids)
     found: list[Difference] = []
     for at, event in enumerate(wanted):
         written = there[at].model_dump(mode="json") if at < len(there) else {}

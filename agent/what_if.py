@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from agent.config import SessionConfig
 from agent.config_checks import contradictions
 from agent.config_problems import Problem, shown_path, unwanted_values, validation_problems
-from agent.evidence import comparison_of
+from agent.evidence import comparison_of, comparison_with
 from agent.judge import Comparison, assess, close
 from agent.remeasured import remeasured
 from agent.verdicts import verdict_now
@@ -193,7 +193,7 @@ class _Rejudged:
             for stored in own:
                 event = instead = stored.event
                 if isinstance(event, ev.MeasurementClosed):
-                    instead = self._recounted(event)
+                    instead = self._recounted(scratch.store, event)
                 elif isinstance(event, ev.VerdictReached):
                     scratch.stand_at(stored.at)
                     alternative, instead = self._judged(scratch.store, event)
@@ -217,12 +217,13 @@ class _Rejudged:
             what = f"{experiment_id} cannot be judged again: {gone.args[0]} is missing in {self.store.path}"
             raise StoreDamaged(what, do="`replay --verify` names all that is wrong with it") from gone
 
-    def _recounted(self, event: ev.MeasurementClosed) -> ev.MeasurementClosed:
+    def _recounted(self, now: Store, event: ev.MeasurementClosed) -> ev.MeasurementClosed:
         """The end of a run with the status that it has under the rule."""
         taken = event.measurement
-        rule = self.config.validity
-        rate = self.config.manners.max_foreign_rps
-        again = remeasured(taken, event.raw, f"{self.session_id}-{taken.id}", self.config.workload, rule, rate)
+        comparison = comparison_with(now, self.session_id, self.config, taken)
+        key, config = f"{self.session_id}-{taken.id}", self.config
+        rate = config.manners.max_foreign_rps
+        again = remeasured(taken, event.raw, key, config.workload, config.validity, comparison, rate)
         if again.unread:
             self.notes[taken.id] = "as written, for the result cannot be read again"
         elif again.measurement.status is not taken.status:

@@ -7,7 +7,7 @@ with `"stub": {"fault": NAME, "share": 0..1, "only": K}`; flags of the same name
 Faults: zero_tokens, quarter_tokens, lying_usage (a quarter sent, all claimed), no_usage, pairs (two tokens a chunk),
 http_503, silent, drip, garbage, garbage_framing, close_midstream, reset, error_body, error_event, no_logprobs (400).
 Without `"stream": true` the answer comes whole, with logprobs in OpenAI's older form where asked.
-`GET /metrics` has llama.cpp's counters, `GET /stats` what the stub saw.
+`GET /metrics` has llama.cpp's counters, `GET /stats` what the stub saw; `/health` and `/v1/models` are answered, too.
 """
 
 from __future__ import annotations
@@ -116,6 +116,9 @@ def whole(body: dict[str, Any]) -> bytes:
     return plain("200 OK", json.dumps({"object": "text_completion", "choices": [choice]}).encode())
 
 
+LOOKS = {b"/health": b"{}", b"/v1/models": b'{"object":"list","data":[{"id":"stub","object":"model"}]}'}
+
+
 class Connection:
     """One accepted socket: what came in, what is to go out, when."""
 
@@ -189,15 +192,23 @@ class Stub:
             self._answer(connection, *request)
 
     def _answer(self, connection: Connection, head: bytes, body: bytes) -> None:
-        if head.startswith(b"GET /metrics"):
-            connection.pieces = iter([plain("200 OK", self._metrics(), "text/plain")])
-        elif head.startswith(b"GET /stats"):
-            stats = {**self.counts, "streaming": self.streaming, "bodies": self.bodies[-64:]}
-            connection.pieces = iter([plain("200 OK", json.dumps(stats).encode())])
+        if head.startswith(b"GET "):
+            connection.pieces = iter([self._look(head.split(b" ", 2)[1].partition(b"?")[0])])
         else:
             connection.pieces = self._complete(connection, head, json.loads(body))
         if connection.pieces is not None:
             self._schedule(connection, time.monotonic() + self.options.first_s * (connection.interval_s > 0))
+
+    def _look(self, path: bytes) -> bytes:
+        """The answer to a look; clients ask for more than one, and take a 404 for a server of another kind."""
+        if path == b"/metrics":
+            return plain("200 OK", self._metrics(), "text/plain")
+        if path == b"/stats":
+            stats = {**self.counts, "streaming": self.streaming, "bodies": self.bodies[-64:]}
+            return plain("200 OK", json.dumps(stats).encode())
+        if path in LOOKS:
+            return plain("200 OK", LOOKS[path])
+        return plain("404 Not Found", b"{}")
 
     def _complete(self, connection: Connection, head: bytes, body: dict[str, Any]) -> Iterator[bytes | None] | None:
         number = self.counts["requests"] = self.counts["requests"] + 1

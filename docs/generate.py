@@ -49,9 +49,8 @@ file is stored with the session, so `resume` and `restore` need no file and igno
 `agent/session.schema.json` is the same as a JSON schema, for editors that complete and check TOML. A small example is
 in [the guide to your own server](../how-to/own-server.md). In TOML, leave out a key to get what is called None here.
 
-**Accepted but without effect today:** the levels `patch` and `host` of `policy.max_disruption` (no experiment needs
-them yet). Changes of kind `hot` are refused and their experiment is blocked: no engine has a live API for settings that
-are worth an experiment. A server that is found stopped is refused with exit code 3.
+Changes beside the command line are explained in [changes](../explanation/changes.md), with examples in
+[patches and packages](../how-to/patches-and-packages.md). A server that is found stopped is refused with exit code 3.
 """
 
 CATALOGUE_HEAD = """\
@@ -270,7 +269,7 @@ def failures_page() -> str:
         groups.setdefault(", ".join(rule.engines) or "every engine, and the host", []).append(rule)
     parts = [BANNER, "", FAILURES_HEAD]
     for name, group in groups.items():
-        head = ("rule", "class", "calls for", "a second time", "knob", "layer", "source")
+        head = ("rule", "class", "calls for", "a second time", "knob", "takes away", "layer", "source")
         parts += [f"## {name}", "", *_table(head, [_rule(rule) for rule in group]), ""]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -278,7 +277,8 @@ def failures_page() -> str:
 def _rule(rule: Rule) -> tuple[str, ...]:
     layer = f"{rule.layer}, serving" if rule.while_serving else str(rule.layer)
     knob = f"`{rule.knob}`" if rule.knob else ""
-    return f"`{rule.id}`", rule.failure_class, rule.action, rule.again or "", knob, layer, rule.source
+    lost = f"`{rule.capability}`" if rule.capability else ""
+    return f"`{rule.id}`", rule.failure_class, rule.action, rule.again or "", knob, lost, layer, rule.source
 
 
 PAGES = {

@@ -19,6 +19,7 @@ RatchetError                     1  a bug unless a subclass says otherwise
 │   └── StoreNewer                  a newer version of this program wrote it
 ├── OutcomeUnknown               4  the connection died while a command ran: neither success nor failure
 ├── StoppedByOperator            4  Ctrl-C, SIGTERM or `stop`: resumable
+├── StoppedByFailure             4  a failure that trying on cannot help: known-good serves, resumable
 ├── RefusedForSafety             5  going on could harm something that is not ours
 │   ├── ForeignChange               somebody else changed the target
 │   ├── ForeignTraffic              somebody else keeps using the server
@@ -140,6 +141,12 @@ class OutcomeUnknown(RatchetError):
 
 class StoppedByOperator(RatchetError):
     """A person or the system asked us to stop; the session can be resumed."""
+
+    exit_code = 4
+
+
+class StoppedByFailure(RatchetError):
+    """What failed would fail again whatever is tried next; known-good comes back, the session can be resumed."""
 
     exit_code = 4
 

@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import posixpath
+import re
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 
 class Frozen(BaseModel):
-    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored."""
+    """Immutable data; an unknown key is an error, so that a typo can never be silently ignored.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What was given stands in no error text, for it may be a secret.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def canonical_json(value: object) -> str:
@@ -60,6 +66,31 @@ DisruptionField = Annotated[
 ]
 
 
+def _host_folder(value: str) -> str:
+    if not value.startswith("/") or value == "/" or "\0" in value or "\n" in value:
+        raise ValueError("expected the absolute path of a folder on the host, other than /")
+    if posixpath.normpath(value) != value or value.startswith("//"):
+        raise ValueError(f'expected a path without detours: "{posixpath.normpath(value).replace("//", "/")}"')
+    return value
+
+
+def _inside(value: str) -> str:
+    if value.startswith("/") or ".." in value.split("/") or posixpath.normpath(value) != value or "\n" in value:
+        raise ValueError('expected a relative path without detours, or "."')
+    return value
+
+
+def _pinned(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?==[0-9][\w.+!-]*", value):
+        raise ValueError('expected a package with its exact version, such as "sglang==0.5.12"')
+    return value
+
+
+HostFolder = Annotated[str, AfterValidator(_host_folder)]
+Inside = Annotated[str, AfterValidator(_inside)]
+Pinned = Annotated[str, AfterValidator(_pinned)]
+
+
 class FlagChange(Frozen):
     """Set (or with `value = None` and `remove` drop) one command-line flag, by its canonical name."""
 
@@ -86,24 +117,169 @@ class EnvChange(Frozen):
 
 
 class HotCall(Frozen):
-    """A live API call that changes the running server; `undo` is the call that takes it back."""
+    """A live setting of the running server; `undo` is the value that takes it back."""
 
-    kind: Literal["hot"] = Field(default="hot", description="a call to the running server's own API")
-    name: str = Field(description="what the call sets")
+    kind: Literal["hot"] = Field(default="hot", description="a live setting, made through the server's own API")
+    name: str = Field(pattern=r"^[A-Za-z_][\w.:-]*$", description="what is set; the server's adapter knows which exist")
     value: str = Field(description="what it is set to")
-    undo: str = Field(description="the call that takes it back")
+    undo: str = Field(description="the value that takes it back: what is set now")
+
+    live: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"live {self.name}={self.value}"
 
+    @property
+    def subject(self) -> str:
+        """What only one change of a configuration can be about."""
+        return f"hot:{self.name}"
 
-Change = Annotated[FlagChange | EnvChange | HotCall, Field(discriminator="kind")]
+    @property
+    def setting(self) -> str:
+        """What it does to its subject."""
+        return self.value
+
+
+class PatchChange(Frozen):
+    """Edit files on the host by a unified diff; the original bytes come back when it is taken back."""
+
+    kind: Literal["patch"] = Field(default="patch", description="a unified diff of files on the host")
+    directory: HostFolder = Field(description="absolute folder on the host that the diff's paths are relative to")
+    diff: str = Field(min_length=1, description="unified diff; it must fit exactly, and all of its files must exist")
+    clear: tuple[HostFolder, ...] = Field(
+        default=(), description="absolute cache folders that are set aside while it is applied, and put back afterwards"
+    )
+
+    live: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"patch {self.setting} in {self.directory}"
+
+    @property
+    def subject(self) -> str:
+        """See `HotCall.subject`."""
+        return f"patch:{self.directory}"
+
+    @property
+    def setting(self) -> str:
+        """See `HotCall.setting`."""
+        return digest([self.diff, self.clear], 8)
+
+
+class PackageChange(Frozen):
+    """Python packages in a folder of ours that the server finds first; what is installed is not touched."""
+
+    kind: Literal["package"] = Field(default="package", description="Python packages that the server finds first")
+    requirements: tuple[Pinned, ...] = Field(min_length=1, description='exactly pinned, such as "sglang==0.5.12"')
+    options: tuple[str, ...] = Field(default=(), description='options for pip, such as "--no-index"')
+
+    live: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"packages {self.setting}"
+
+    @property
+    def subject(self) -> str:
+        """See `HotCall.subject`."""
+        names = {re.sub(r"[-_.]+", "-", re.split(r"[=\[]", one)[0]).lower() for one in self.requirements}
+        return f"package:{','.join(sorted(names))}"
+
+    @property
+    def setting(self) -> str:
+        """See `HotCall.setting`."""
+        return " ".join(self.requirements)
+
+
+class CheckoutChange(Frozen):
+    """A commit of a git repository in a folder of ours that the server finds first; the repository stays as it is."""
+
+    kind: Literal["checkout"] = Field(default="checkout", description="a commit that the server finds first")
+    repository: HostFolder = Field(description="absolute path of a git repository on the host")
+    commit: str = Field(pattern=r"^[0-9A-Za-z][\w./-]*$", description="commit, tag or branch")
+    path: Inside = Field(default=".", description="subfolder of it that holds the Python packages")
+
+    live: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"{self.repository} at {self.commit}"
+
+    @property
+    def subject(self) -> str:
+        """See `HotCall.subject`."""
+        return f"checkout:{self.repository}"
+
+    @property
+    def setting(self) -> str:
+        """See `HotCall.setting`."""
+        return self.commit
+
+
+class CommandChange(Frozen):
+    """Anything else on the host, with the way back; commands are run without a shell."""
+
+    kind: Literal["command"] = Field(default="command", description="commands on the host, with the way back")
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.:-]*$", description="short name of what they change")
+    do: tuple[str, ...] = Field(min_length=1, description="program and arguments that bring it into effect")
+    undo: tuple[str, ...] = Field(min_length=1, description="program and arguments that take it back")
+    probe: tuple[str, ...] = Field(min_length=1, description="program that ends with 0 exactly while it is in effect")
+    restart: bool = Field(default=False, description="the server has to be started anew for it")
+
+    def __str__(self) -> str:
+        return f"command {self.name}"
+
+    @property
+    def live(self) -> bool:
+        """Whether it takes effect without a restart."""
+        return not self.restart
+
+    @property
+    def subject(self) -> str:
+        """See `HotCall.subject`."""
+        return f"command:{self.name}"
+
+    @property
+    def setting(self) -> str:
+        """See `HotCall.setting`."""
+        return "on"
+
+
+Beside = Annotated[HotCall | PatchChange | PackageChange | CheckoutChange | CommandChange, Field(discriminator="kind")]
+"""Changes that stand beside the command line."""
+Change = Annotated[
+    FlagChange | EnvChange | HotCall | PatchChange | PackageChange | CheckoutChange | CommandChange,
+    Field(discriminator="kind"),
+]
 
 CHANGE_DISRUPTION = {
     "flag": Disruption.RESTART,
     "env": Disruption.RESTART,
     "hot": Disruption.HOT,
+    "patch": Disruption.PATCH,
+    "package": Disruption.PATCH,
+    "checkout": Disruption.PATCH,
+    "command": Disruption.HOST,
 }
+
+
+def needs_restart(change: Change) -> bool:
+    """Whether the server has to be started anew for a change to take effect."""
+    return isinstance(change, FlagChange | EnvChange) or not change.live
+
+
+def with_beside(beside: tuple[Beside, ...], change: Beside) -> tuple[Beside, ...]:
+    """The changes with one more: patches add up in their order, of all others the newest of a subject stands."""
+    if change in beside:
+        return beside
+    if isinstance(change, PatchChange):
+        return arranged((*beside, change))
+    return arranged((*(one for one in beside if one.subject != change.subject), change))
+
+
+def arranged(beside: Iterable[Beside]) -> tuple[Beside, ...]:
+    """In the one order that equal sets share: patches as they were applied, then the rest by subject."""
+    given = tuple(beside)
+    patches = [one for one in given if isinstance(one, PatchChange)]
+    return (*patches, *sorted((one for one in given if one not in patches), key=lambda one: one.subject))
 
 
 class LaunchSpec(Frozen):
@@ -122,18 +298,35 @@ class LaunchSpec(Frozen):
     env: dict[str, str] = Field(default_factory=dict, description="the engine's own variables, in clear")
     hidden_env: dict[str, str] = Field(default_factory=dict, description="all others, as keyed hashes")
     limits: dict[str, str] = Field(default_factory=dict, description="soft:hard by name; umask, niceness, affinity")
-    hot: dict[str, str] = Field(default_factory=dict, description="live state to re-apply after a restart")
+    hot: dict[str, str] = Field(default_factory=dict, description="always empty; live state stands under `beside`")
+    beside: tuple[Beside, ...] = Field(default=(), description="changes that do not stand on the command line")
 
     @property
     def fingerprint(self) -> str:
         """Identity of the configuration: equal whatever the spelling or the order of flags."""
-        return digest(self.model_dump(mode="json", exclude={"argv"}))
+        return digest(self._compared())
+
+    @property
+    def process_fingerprint(self) -> str:
+        """Identity of what a process was started as: without all that takes effect on a running one."""
+        return self.as_started.fingerprint
+
+    @property
+    def as_started(self) -> LaunchSpec:
+        """The configuration without its live part."""
+        stays = tuple(change for change in self.beside if not change.live)
+        return self.model_copy(update={"beside": stays})
+
+    @property
+    def live(self) -> tuple[Beside, ...]:
+        """What takes effect on a running process, and has to be done again after each start."""
+        return tuple(change for change in self.beside if change.live)
 
     def differences(self, other: LaunchSpec) -> list[str]:
         """Readable list of what differs, `self` first; empty exactly when the fingerprints are equal."""
         found: list[str] = []
-        mine = self.model_dump(mode="json", exclude={"argv"})
-        theirs = other.model_dump(mode="json", exclude={"argv"})
+        mine = self.model_dump(mode="json", exclude={"argv", "beside"})
+        theirs = other.model_dump(mode="json", exclude={"argv", "beside"})
         for field, left in mine.items():
             right = theirs[field]
             if left == right:
@@ -143,7 +336,14 @@ class LaunchSpec(Frozen):
                 found += [f"{field}.{k}: {_shown(left, k)} ≠ {_shown(right, k)}" for k in keys]
             else:
                 found.append(f"{field}: {left} ≠ {right}")
-        return found
+        added = [f"beside: {change} ≠ absent" for change in self.beside if change not in other.beside]
+        missing = [f"beside: absent ≠ {change}" for change in other.beside if change not in self.beside]
+        moved = ["beside: the same patches in another order"] if self.beside != other.beside else []
+        return [*found, *((added + missing) or moved)]
+
+    def _compared(self) -> dict[str, Any]:
+        """What identifies it; without changes beside the command line as it was before there were any."""
+        return self.model_dump(mode="json", exclude={"argv"} if self.beside else {"argv", "beside"})
 
 
 def _shown(values: dict[str, Any], key: str) -> str:
@@ -339,6 +539,27 @@ class Summary(Frozen):
     p99: float | None = None
 
 
+class Span(Frozen):
+    """A reading over one run."""
+
+    mean: float
+    min: float
+    max: float
+
+
+class Board(Frozen):
+    """One GPU during one run; None for what its driver does not tell."""
+
+    index: str
+    power_w: Span | None = None
+    power_limit_w: Span | None = Field(default=None, description="what the board may draw")
+    sm_mhz: Span | None = None
+    util_pct: Span | None = None
+    memory_mb: Span | None = None
+    temperature_c: Span | None = None
+    throttle_reasons: tuple[str, ...] = Field(default=(), description="each mask that the driver showed")
+
+
 class Telemetry(Frozen):
     """What the host did during one run; None where it could not be observed."""
 
@@ -349,7 +570,10 @@ class Telemetry(Frozen):
     client_cpu_share: float | None = Field(default=None, description="of one core")
     mem_available_mb: float | None = None
     server_rss_mb: float | None = None
-    gpu: dict[str, Any] | None = None
+    gpu: tuple[Board, ...] | None = None
+    preemptions: int | None = Field(
+        default=None, description="how often the server set a request aside for want of room, by its own counters"
+    )
 
 
 class Metrics(Frozen):
@@ -430,6 +654,7 @@ class Measurement(Frozen):
     metrics: Metrics | None = None
     telemetry: Telemetry | None = None
     seconds: float | None = Field(default=None, description="wall time from start of the job to its collection")
+    complaint: Failure | None = Field(default=None, description="what the server itself said against its figures")
 
 
 class TrialStatus(StrEnum):
@@ -449,13 +674,17 @@ class ProcessId(Frozen):
 
 
 class Trial(Frozen):
-    """One launch of one spec, or (`adopted`) the process that was found, which Ratchet did not launch."""
+    """One launch of one spec, or (`adopted`) the process that was found, which Ratchet did not launch.
+
+    `adjust`: not launched anew, but the running process brought into another configuration.
+    """
 
     id: str
     experiment_id: str = Field(description="what it was launched for; later experiments may measure it too")
     fingerprint: str
     status: TrialStatus = TrialStatus.OPEN
     adopted: bool = False
+    kind: Literal["launch", "adjust"] = "launch"
     process: ProcessId | None = None
     load_s: float | None = None
     down_s: float = Field(default=0.0, description="time without a generating server that this launch cost")
@@ -533,8 +762,10 @@ class DecisionKind(StrEnum):
     REVERT = "revert"
     LEAVE_OUT = "leave-out"
     BLOCK = "block"
+    ADJUST = "adjust"
     SKIP = "skip"
     VOID = "void"
+    PIVOT = "pivot"
     HEAL = "heal"
     CLOSE_OUT = "close-out"
     RESTORE = "restore"
@@ -628,6 +859,12 @@ class ValidityRule(Frozen):
     min_retokenized_share: float = Field(
         default=0.5, ge=0, le=1, description="tokens in the text that came / output tokens that a client counted"
     )
+    retokenized_tolerance: float = Field(
+        default=0.05, ge=0, description="the same share may differ from the parent's by this fraction"
+    )
+    implausible_ratio: float = Field(
+        default=3.0, gt=1, description="a run so many times the parent's is measured once more before it counts"
+    )
     retries: int = Field(default=3, ge=0, description="void runs repeated this often before giving up")
     quiet_wait_s: float = Field(default=300.0, ge=0, description="how long to wait for a quiet host")
 
@@ -662,3 +899,4 @@ class Adoption(Frozen):
 
 
 Trial.model_rebuild()
+Measurement.model_rebuild()

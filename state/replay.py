@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from state.conditions import machine
 from state.models import Measurement, Trial
 from state.store import Store
 
@@ -37,6 +38,9 @@ def measurement_line(taken: Measurement) -> str:
         if taken.metrics.ttft_ms.p50 is not None and taken.metrics.tpot_ms.p50 is not None:
             figures += f", TTFT p50 {taken.metrics.ttft_ms.p50:.0f} ms, TPOT p50 {taken.metrics.tpot_ms.p50:.1f} ms"
         head += f": {figures}"
+    under = machine(taken.telemetry) if taken.telemetry is not None else ""
+    if under:
+        head += f"; {under}"
     if taken.reasons:
         head += f" ({taken.status}: {'; '.join(taken.reasons)})"
     return head
@@ -45,9 +49,11 @@ def measurement_line(taken: Measurement) -> str:
 def trial_line(trial: Trial) -> str:
     """One launch in one line."""
     if trial.failure is not None:
-        return f"launch of {trial.fingerprint} failed: {trial.failure.cause}"
+        return f"{trial.kind} of {trial.fingerprint} failed: {trial.failure.cause}"
     if trial.adopted:
         return f"the adopted process runs {trial.fingerprint}"
+    if trial.kind == "adjust":
+        return f"the running process was brought into {trial.fingerprint}"
     return f"launch of {trial.fingerprint} generated after {trial.load_s or 0.0:.1f} s"
 
 

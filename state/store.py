@@ -226,7 +226,8 @@ class Store:
     def notes(self, session_id: str, subject: str) -> list[str]:
         """What was noted of a subject, oldest first."""
         rows = self._rows(
-            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'noted' ORDER BY seq", session_id
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'noted' ORDER BY seq",
+            session_id,
         )
         noted = [stored.event for stored in self._parsed(_event, rows)]
         return [event.text for event in noted if isinstance(event, ev.Noted) and event.subject == subject]

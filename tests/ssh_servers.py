@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import pytest
@@ -171,12 +172,18 @@ class SshServer:
 
 
 @contextlib.contextmanager
-def openssh(folder: Path, *options: str, home: Path | None = None, within: Sequence[str] = ()) -> Iterator[SshServer]:
+def openssh(
+    folder: Path,
+    *options: str,
+    home: Path | None = None,
+    within: Sequence[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[SshServer]:
     """A real sshd as our child, for the current user; `options` are extra lines of sshd_config.
 
     `within` are words before its command line, such as those that enter a namespace.
 
-    Commands get `home` (by default an empty folder) for HOME, so that nobody's login files are read.
+    Commands get `home` (by default an empty folder) for HOME, so that nobody's login files are read, and `environ`.
     """
     if not Path(SSHD).exists() or shutil.which("ssh-keygen") is None:
         pytest.skip(f"{SSHD} and ssh-keygen are needed: install openssh-server")
@@ -201,7 +208,7 @@ def openssh(folder: Path, *options: str, home: Path | None = None, within: Seque
         "KbdInteractiveAuthentication no",
         "PermitRootLogin yes",
         "MaxStartups 100",
-        f"SetEnv HOME={home}",
+        f"SetEnv {' '.join(f'{name}={value}' for name, value in {'HOME': home, **environ}.items())}",
         *options,
     ]
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")

@@ -94,6 +94,7 @@ class Rule(Frozen):
     action: Action
     again: Action | None = Field(default=None, description="what a second time calls for; None is the usual")
     knob: str = Field(default="", description="flag or variable that an adjustment is of")
+    capability: str = Field(default="", description="what does not work here, whichever experiment showed it")
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -113,12 +114,15 @@ class Rule(Frozen):
         """Whether the rule is about this engine and ending."""
         return (not self.engines or engine in self.engines) and (not self.exits or exit_code in self.exits)
 
-    def match(self, log: str) -> Told | None:
-        """Where in the log the rule speaks and what it tells; position at the end for a rule without a pattern."""
+    def match(self, log: str, *, up: bool = False) -> Told | None:
+        """Where in the log the rule speaks and what it tells; position at the end for a rule without a pattern.
+
+        `up`: the server was up when the text began, so what has to stand before a line was said earlier.
+        """
         if self.unless is not None and re.search(self.unless, log, re.MULTILINE):
             return None
         begin = 0
-        if self.after is not None:
+        if self.after is not None and not up:
             before = re.search(self.after, log, re.MULTILINE)
             if before is None:
                 return None
@@ -171,10 +175,18 @@ def diagnose(engine: str, log: str, exit_code: int | None) -> Failure:
     return failure.model_copy(update={"exit_code": code, "tail": tail(ANSI.sub("", log))})
 
 
-def complaint(engine: str, log: str) -> Failure | None:
-    """What makes a server's figures worthless although it still runs, by its log; None when nothing does."""
+def rule_named(name: str) -> Rule | None:
+    """The rule with that id, None when there is none (any more)."""
+    return next((rule for rule in rules().rule if rule.id == name), None)
+
+
+def complaint(engine: str, log: str, *, up: bool = False) -> Failure | None:
+    """What makes a server's figures worthless although it still runs, by its log; None when nothing does.
+
+    `up`: the log holds only what was said after the server was up, such as during one run.
+    """
     serving = [rule for rule in rules().rule if rule.while_serving and rule.applies(engine, None) and not rule.exits]
-    found = _innermost(serving, readable(log))
+    found = _innermost(serving, readable(log), up=up)
     return None if found is None else found.model_copy(update={"tail": tail(ANSI.sub("", log))})
 
 
@@ -185,10 +197,10 @@ def readable(log: str) -> str:
     return "\n".join("" if harmless.search(line) else PREFIX.sub("", line) for line in text.split("\n"))
 
 
-def _innermost(candidates: list[Rule], text: str) -> Failure | None:
+def _innermost(candidates: list[Rule], text: str, *, up: bool = False) -> Failure | None:
     found = []
     for order, rule in enumerate(candidates):
-        told = rule.match(text)
+        told = rule.match(text, up=up)
         if told is not None:
             found.append((rule.layer is not Layer.CAUSE, told.position, order, rule, told))
     if not found:

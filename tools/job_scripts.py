@@ -190,7 +190,7 @@ if [ ! -d "$d/begun" ]; then
   part=$d/run.sh.$$.part
   trap 'rm -f "$part"' EXIT
   trap 'exit 1' HUP INT TERM PIPE
-  cat >"$part" && chmod 700 "$part" || exit 1
+  cat >"$part" && chmod 600 "$part" || exit 1
   if [ "$(wc -c <"$part")" -ne {size} ]; then echo "the command arrived incomplete" >&2; exit 1; fi
   mv -f "$part" "$d/run.sh" || exit 1
 fi

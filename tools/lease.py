@@ -137,7 +137,7 @@ async def watch(fenced: FencedHost, restore_script: str | None) -> None:
     lease = fenced.lease
     if restore_script is not None:
         await fenced.check(_ballast_script(lease))
-        await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"), 0o700)
+        await fenced.put(f"{lease.folder}/restore.sh", restore_script.encode("utf-8", "surrogateescape"))
     key = lease.watcher_key
     for again in range(1, 100):
         if not (await jobs.look(fenced, lease.root, key)).over:

@@ -158,4 +158,3 @@ until_seen() {{
 }}
 failed() {{ echo "$1" >&2; tail -n 5 "$said" >&2; exit 1; }}
 """
-

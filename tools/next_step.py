@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from state.models import Failure
-from tools.diagnose import Action, rules
+from tools.diagnose import Action, rule_named
 
 ADJUSTMENTS = frozenset({Action.ADJUST_UP, Action.ADJUST_DOWN})
 RETRIES = frozenset({Action.RETRY_ONCE, Action.CLEAN_AND_RETRY_ONCE, Action.RESTORE})
@@ -32,7 +32,8 @@ def next_step(failure: Failure, times: int, *, known_good: bool = False) -> Acti
         return first if times < 2 else Action.ABORT
     if times < 2 or first in ADJUSTMENTS or first in FINAL:
         return first
-    second = next((rule.again for rule in rules().rule if rule.id == failure.rule), None)
+    rule = rule_named(failure.rule)
+    second = None if rule is None else rule.again
     return second or (Action.REJECT if first in RETRIES or first is Action.INVALIDATE else first)
 
 

@@ -24,6 +24,35 @@ read -r boot </proc/sys/kernel/random/boot_id || exit 1
 `st_times` are utime, stime, cutime and cstime in clock ticks (proc(5)).
 """
 
+FAMILY_SH = r"""
+# family PID: sets $found to PID:TICKS of the process and all of its descendants
+family() {
+  rows=
+  for path in /proc/[0-9]*; do
+    one=${path#/proc/}
+    stat_of "$one" && [ "$st_state" != Z ] && rows="$rows $one:$st_ppid:$st_ticks"
+  done
+  members=" $1 " grown=yes
+  while [ -n "$grown" ]; do
+    grown=
+    for row in $rows; do
+      one=${row%%:*} rest=${row#*:}
+      case "$members" in *" $one "*) continue ;; esac
+      case "$members" in *" ${rest%%:*} "*) members="$members$one " grown=yes ;; esac
+    done
+  done
+  found=
+  for row in $rows; do case "$members" in *" ${row%%:*} "*) found="$found ${row%%:*}:${row##*:}" ;; esac; done
+}
+# remaining: sets $left to those of $found that still live
+remaining() {
+  left=
+  for row in $found; do lives "${row%:*}" "${row#*:}" && left="$left $row"; done
+  [ -n "$left" ]
+}
+"""
+"""Functions that find a process with all of its descendants; they need STAT_SH."""
+
 ENCODE_SH = r"""
 # enc: standard input as one word of text, `b64:…` or `hex:…`
 if command -v base64 >/dev/null 2>&1

@@ -1,7 +1,8 @@
 """A target behind SSH: composes host, service, server adapter and bench client into the Target seam; judges nothing.
 
-All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `stream_client.py`, and two
-0600 files, `hash.key` (key of the hashes that stand for secrets) and `secrets.json` (their values).
+All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/` (changes
+beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for secrets)
+and `secrets.json` (their values).
 """
 
 from __future__ import annotations
@@ -13,18 +14,40 @@ import json
 import secrets as randomness
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import Field
 
-from state.errors import CommandFailed, ForeignChange, HostError, RefusedForSafety, ServerError, ServerNotFound
-from state.models import Adoption, Change, Failure, Frozen, Holder, LaunchSpec, ProcessId
-from tools import jobs, lease
+from state.errors import (
+    CommandFailed,
+    ForeignChange,
+    HostError,
+    PolicyRefused,
+    RefusedForSafety,
+    ServerError,
+    ServerNotFound,
+)
+from state.models import (
+    Adoption,
+    Beside,
+    Change,
+    EnvChange,
+    Failure,
+    FlagChange,
+    Frozen,
+    Holder,
+    LaunchSpec,
+    ProcessId,
+    arranged,
+    with_beside,
+)
+from tools import jobs, lease, server_words
 from tools.benches import builtin
 from tools.benches.base import BenchClient, Place
 from tools.benches.builtin import Builtin
+from tools.changes import overlay, record, settle, staging
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
@@ -37,6 +60,7 @@ from tools.facts import (
     MachineFact,
     MemoryFact,
     ModelFact,
+    OpenFilesFact,
     PortFacts,
     ProcessFact,
     ProcessFacts,
@@ -44,7 +68,9 @@ from tools.facts import (
     ask,
     model_named,
 )
+from tools.help_cache import HelpCache, key_of, signature
 from tools.manners import Drain, DrainedFact, Draining, Undrain
+from tools.redaction import Redactor, discreet, unquoted
 from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, HttpAnswer, ServerAdapter, make_spec
@@ -60,6 +86,7 @@ from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, 
 
 Known = TypeVar("Known")
 KEY_BYTES = 32
+CLIENT_KEY = "«secret:client key»"
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
 RATE_LOOK_S, LONGEST_RATE_LOOK_S = 5.0, 60.0
@@ -68,6 +95,8 @@ WORD = "NEEDS-HUMAN"
 """File in our directory that says what a person has to do."""
 ENDING_LOOKS = 20
 """For about 5 s: a dying server's threads hold its socket when its own descriptors can no longer be read."""
+SETTLE_S = 3600.0
+"""For the scripts of all asides together; each of them has a limit of its own."""
 LOADER_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
 """What a program may need from its environment to print its own help."""
 
@@ -89,6 +118,7 @@ class RemoteSettings(Frozen):
     draining: Draining | None = Field(default=None, description="how the server is taken out of its users' way")
 
 
+@discreet
 class RemoteTarget:
     """One server on one host."""
 
@@ -104,8 +134,13 @@ class RemoteTarget:
         self.machine: Machine | None = None
         self.known: FlagTable | None = None
         self.version = ""
+        self.overlaid: dict[tuple[str, ...], tuple[FlagTable, str]] = {}
+        self.in_front: tuple[str, ...] = ()
+        self.has_asides = False
         self.hash_key = randomness.token_bytes(KEY_BYTES)
         self.secrets: dict[str, str] = {}
+        self.redactor = Redactor()
+        self.helps = HelpCache(host)
         self.adopted: ProcessId | None = None
         self.original: LaunchSpec | None = None
         self.holder = Holder()
@@ -123,6 +158,7 @@ class RemoteTarget:
             self.machine = await ask(self.host, MachineFact())
             self.root = self.settings.directory.replace("~", self.machine.home, 1)
             await self._needs(self.machine)
+            await self._client_key()
         return self.machine
 
     async def prepare(self, earlier: Adoption | None = None) -> None:
@@ -133,7 +169,8 @@ class RemoteTarget:
         await self.look_around()
         if earlier is not None:
             self.adopted, self.original, self.holder = earlier.process, earlier.spec, earlier.holder
-            self.container = await find_again(self.host, self.holder)
+            with unquoted():
+                self.container = await find_again(self.host, self.holder)
         place = shlex.quote(self.root)
         await self.host.check(f"umask 077 && mkdir -p {place}/jobs && chmod 700 {place}")
         await self.host.put(f"{self.root}/stream_client.py", builtin.source(), 0o600)
@@ -144,6 +181,9 @@ class RemoteTarget:
             self.hash_key = self._read("hash.key", key, _key)
         stored = await self._file("secrets.json")
         self.secrets = self._read("secrets.json", stored, _secrets) if stored is not None else {}
+        if self.original is not None:
+            self.redactor.learn(self.original, self.secrets)
+        await self.helps.keep(self.root)
         self.prepared = True
 
     # --- the lease -----------------------------------------------------------------------------------------
@@ -186,7 +226,8 @@ class RemoteTarget:
 
     async def leave_word(self, text: str) -> None:
         """See `Target.leave_word`."""
-        await self._held().put(f"{self.root}/{WORD}", text.encode("utf-8", "surrogateescape") + b"\n")
+        word = self.redactor.text(text).encode("utf-8", "surrogateescape")
+        await self._held().put(f"{self.root}/{WORD}", word + b"\n")
 
     async def release(self) -> None:
         """See `Target.release`."""
@@ -217,11 +258,18 @@ class RemoteTarget:
             root=self.root,
             port=self.settings.port,
             key=key,
-            fingerprint=known_good.fingerprint,
+            fingerprint=known_good.process_fingerprint,
             adopted=self.adopted,
-            adopted_is_good=self.original is not None and known_good.fingerprint == self.original.fingerprint,
+            adopted_is_good=self.original is not None
+            and known_good.process_fingerprint == self.original.process_fingerprint,
             launch_script=service.launch_script(known_good, self.secrets, key),
-            operations=(runs, *service.plan(self.adopted, key)),
+            check=settle.foreign(self.root, known_good),
+            operations=(
+                runs,
+                *service.plan(self.adopted, key),
+                settle.before_start(self.root, known_good, epoch + 1, tolerant=True),
+            ),
+            live=settle.while_serving(self.root, known_good, epoch + 1),
             python=self.settings.python,
             generate=self.adapter.generate_request(
                 self.settings.url,
@@ -248,7 +296,8 @@ class RemoteTarget:
                 where={"host": self.host.name, "url": self.settings.url},
                 do="start the server, or correct server.url in the session file",
             )
-        found = await find(self.host, facts, machine)
+        with unquoted():
+            found = await find(self.host, facts, machine)
         self.holder, self.container = found.holder, found.container
         declared = await self._declare(facts)
         if self.prepared:
@@ -271,6 +320,11 @@ class RemoteTarget:
         await self.look_around()
         seen = await ask(self.host, FolderFact(self.root, self.settings.python))
         return Room(path=self.root, free_mb=seen.free_mb, obstacle=seen.obstacle)
+
+    async def open_files(self) -> int | None:
+        """See `Target.open_files`."""
+        await self.look_around()
+        return await ask(self.host, OpenFilesFact())
 
     async def client(self) -> str:
         """See `Target.client`; asked in the way in which the client will be started."""
@@ -296,20 +350,59 @@ class RemoteTarget:
         server = await self._listener()
         named = None if server is None else model_named(server.argv, server.cwd or "/")
         assert self.known is not None, "facts are asked after a server was looked at"
+        known, version = self.overlaid.get(self.in_front, (self.known, self.version))
         return TargetFacts(
             cores=machine.cores,
             mem_available_mb=memory.available_mb,
             gpus=len(gpus.gpus),
-            known_flags=frozenset(self.known.flags),
-            engine_version=self.version,
+            known_flags=frozenset(known.flags),
+            engine_version=version,
             compute=compute,
             model=None if named is None else await ask(self.host, ModelFact(named)),
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
-        """See `Target.derive`."""
+        """See `Target.derive`; flags are those of the program that the changed spec starts, once that is known."""
         assert self.known is not None, "specs are derived after a server was looked at"
-        return self.adapter.apply(spec, changes, self.known)
+        beside = spec.beside
+        for change in changes:
+            beside = beside if isinstance(change, FlagChange | EnvChange) else with_beside(beside, change)
+        folders = overlay.on_path(self.root, beside)
+        known, _ = self.overlaid.get(folders, (self.known, self.version))
+        derived = self.adapter.apply(spec, changes, known)
+        if folders == overlay.on_path(self.root, spec.beside):
+            return derived
+        try:
+            reading = self.adapter.read_argv(derived.argv, known)
+        except ServerError as error:
+            raise PolicyRefused(
+                f"the changed program does not know the command line: {error.what}", where=error.where, do=error.do
+            ) from error
+        return derived.model_copy(update={"program": reading.program, "flags": reading.flags})
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """See `Target.stage`; of a changed program the flags and the version are learned here."""
+        environ = self._environ(spec)
+        ground = staging.Ground(
+            host=self._held(),
+            root=self.root,
+            session_id=self.session_id,
+            login=(await self.look_around()).user,
+            python=self.settings.python,
+            adapter=self.adapter,
+            url=self.settings.url,
+            api_key_file=self.settings.api_key_file,
+            environ=environ,
+            in_container=self.container is not None,
+        )
+        await staging.make_ready(ground, spec)
+        self.has_asides = True
+        try:
+            await self._table(spec.argv, spec.cwd, environ, spec.beside)
+        except (CommandFailed, ServerError) as error:
+            raise PolicyRefused(
+                f"the changed program cannot be asked for its flags: {error.what}", where=error.where, tail=error.tail
+            ) from error
 
     async def serving(self) -> Serving | None:
         """See `Target.serving`."""
@@ -423,7 +516,9 @@ class RemoteTarget:
     def by_hand(self, key: str) -> str:
         """See `Target.by_hand`; the script holds what the command line in the log does not: secrets and environment."""
         run = shlex.quote(f"{jobs.job_dir(self.root, key)}/run.sh")
-        return f"look at what the server said; to start it by hand, on {self.host.name}: setsid /bin/sh {run} &"
+        place = shlex.quote(f"{jobs.job_dir(self.root, key)}/settle.sh")
+        first = f"/bin/sh {place} && " if self.has_asides else ""
+        return f"look at what the server said; to start it by hand, on {self.host.name}: {first}setsid /bin/sh {run} &"
 
     async def boot_id(self) -> str:
         """See `Target.boot_id`."""
@@ -438,15 +533,43 @@ class RemoteTarget:
         facts = await self._listener()
         if facts is not None and await self._is_foreign(facts):
             raise self._foreign(facts)
+        await self._refuse_changed(spec)
         script = self._service().launch_script(spec, self.secrets, key)
         await jobs.prepare(self._held(), self.root, key, script)
+        settling = settle.before_start(self.root, spec, self._held().lease.epoch)
+        if self.has_asides:
+            by_hand = settling.model_copy(update={"epoch": None}).render().encode("utf-8", "surrogateescape")
+            await self._held().put(f"{jobs.job_dir(self.root, key)}/settle.sh", by_hand)
         told = ""
         for operation in self._service().plan(self.adopted, key):
             done = await self._held().check(operation.render(), timeout_s=2 * self.settings.stop_grace_s + 60)
             told += done.text
         stopped()
+        settled = await self._held().run(settling.render(), timeout_s=SETTLE_S)
+        if not settled.ok:
+            script = _not_begun(settled.tail) + script
         await jobs.start(self._held(), self.root, key, script)
         return told.strip()
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """See `Target.adjust`."""
+        facts = await self._listener()
+        if facts is None:
+            return Failure(failure_class="vanished", cause=f"nobody serves for {key}", action=Action.RETRY_ONCE)
+        if await self._is_foreign(facts):
+            raise self._foreign(facts)
+        settling = settle.while_serving(self.root, spec, self._held().lease.epoch)
+        settled = await self._held().run(settling.render(), timeout_s=SETTLE_S)
+        if not settled.ok:
+            cause = settled.tail.splitlines()[-1] if settled.tail else f"the change ended with {settled.ending}"
+            return Failure(
+                failure_class=FailureClass.CONFIG_INVALID, cause=cause, tail=settled.tail, action=Action.REJECT
+            )
+        trouble = await self.trouble()
+        if trouble is None:
+            return None
+        cause = f"it does not generate any more: {trouble}"
+        return Failure(failure_class=FailureClass.CRASH_WHILE_SERVING, cause=cause, action=Action.REJECT)
 
     async def launched(self, key: str) -> bool:
         """See `Target.launched`."""
@@ -458,14 +581,14 @@ class RemoteTarget:
         while True:
             state = await jobs.look(self.host, self.root, key)
             if state.phase != "running":
-                return diagnose(self.adapter.engine, await self._log(key), state.exit)
+                return await self._diagnosed(key, state.exit)
             facts = await self._listener()
             if facts is not None and await self._launch_key(facts) == key:
                 alive = await self._generates(max(5.0, deadline - time.monotonic()))
                 if alive.state == "alive":
                     return await self._as_asked(facts) or await self._ready(key, facts)
             if time.monotonic() > deadline:
-                told = diagnose(self.adapter.engine, await self._log(key), None)
+                told = await self._diagnosed(key, None)
                 if told.failure_class != FailureClass.UNKNOWN:
                     return told
                 cause = f"no token within {self.settings.start_deadline_s:.0f} s"
@@ -491,7 +614,8 @@ class RemoteTarget:
             model=self.settings.model,
             api_key_file=self.settings.api_key_file,
         )
-        await jobs.start(self._held(), self.root, key, self.bench.script(key, request, place))
+        mark = "" if request.launch is None else server_words.mark_sh(jobs.job_dir(self.root, request.launch))
+        await jobs.start(self._held(), self.root, key, mark + self.bench.script(key, request, place))
 
     async def look_run(self, key: str) -> RunState:
         """See `Target.look_run`."""
@@ -515,7 +639,7 @@ class RemoteTarget:
     async def collect_run(self, key: str) -> RunResult:
         """See `Target.collect_run`."""
         try:
-            return self.bench.parse(await self._left(key), key)
+            return self._storable(self.bench.parse(await self._left(key), key), key)
         except CommandFailed as error:
             said = await jobs.tail(self.host, self.root, key, "stderr", 12)
             raise CommandFailed(
@@ -524,6 +648,10 @@ class RemoteTarget:
                 tail="\n".join(filter(None, (error.what, said or error.tail))),
                 do="run the client by hand in the job's folder on the host",
             ) from error
+
+    async def said_during(self, key: str) -> str:
+        """See `Target.said_during`."""
+        return (await self.host.check(server_words.said_sh(jobs.job_dir(self.root, key)))).text
 
     async def stop_run(self, key: str) -> None:
         """See `Target.stop_run`."""
@@ -593,38 +721,70 @@ class RemoteTarget:
                 where={"host": self.host.name, "login": self.machine.user if self.machine else ""},
                 do="log in as the user that runs the server, or as root",
             )
-        if self.known is None:
-            await self._learn(facts.argv, facts.cwd, facts.environ)
-        assert self.known is not None
-        return make_spec(
+        environ, digests = overlay.parted(self.root, facts.environ)
+        seen = await record.look(self.host, self.root, digests)
+        beside = arranged(change for one in seen if one.state != settle.OFF for change in one.changes)
+        known, _ = await self._table(facts.argv, facts.cwd, environ, beside)
+        self.in_front = overlay.on_path(self.root, beside)
+        self.has_asides = self.has_asides or bool(seen)
+        declared = make_spec(
             self.adapter,
-            self.known,
+            known,
             argv=facts.argv,
             cwd=facts.cwd,
             user=facts.user,
-            environ=facts.environ,
+            environ=environ,
             limits=facts.limits,
             keyed=self._keyed,
         )
+        self.redactor.learn(declared.spec, declared.secrets)
+        return declared._replace(spec=declared.spec.model_copy(update={"beside": beside}))
 
     async def learn(self, spec: LaunchSpec) -> None:
         """Flags and version of a recorded server, which need not run just now."""
-        environ = {name: revealed(value, self.secrets) for name, value in spec.hidden_env.items()}
-        await self._learn(spec.argv, spec.cwd, environ)
+        await self._table(spec.argv, spec.cwd, self._environ(spec), spec.beside)
 
-    async def _learn(self, argv: tuple[str, ...], cwd: str, environ: Mapping[str, str]) -> None:
-        """Flags and version, from the very program: started as it is, but without its arguments."""
+    def _environ(self, spec: LaunchSpec) -> dict[str, str]:
+        """All variables of a spec, in clear."""
+        return {name: revealed(value, self.secrets) for name, value in {**spec.hidden_env, **spec.env}.items()}
+
+    async def _table(
+        self, argv: tuple[str, ...], cwd: str, environ: Mapping[str, str], beside: tuple[Beside, ...]
+    ) -> tuple[FlagTable, str]:
+        """Flags and version of a program; each set of packages in front of its own makes another one of it."""
+        folders = overlay.on_path(self.root, beside)
+        if not folders and self.known is not None:
+            return self.known, self.version
+        if folders not in self.overlaid:
+            self.overlaid[folders] = await self._learn(argv, cwd, overlay.in_front(self.root, beside, environ))
+        if not folders or self.known is None:
+            self.known, self.version = self.overlaid[folders]
+        return self.overlaid[folders]
+
+    async def _learn(self, argv: tuple[str, ...], cwd: str, environ: Mapping[str, str]) -> tuple[FlagTable, str]:
+        """Flags and version, from the very program: started as it is, but without its arguments; or as kept of it."""
         program = self.adapter.program(argv)
         kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
         words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
-        said = []
-        for command in (self.adapter.help_command(program), self.adapter.version_command(program)):
-            script = f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+
+        def in_place(command: Sequence[str]) -> str:
             if self.container is not None:
-                script = f"{{ {in_place_sh(self.holder, self.root, self.container, command)}\n}} 2>&1 </dev/null"
-            said.append((await self.host.check(script, timeout_s=120)).text)
-        self.known = self.adapter.parse_help(said[0])
-        self.version = self.adapter.parse_version(said[1])
+                return f"{{ {in_place_sh(self.holder, self.root, self.container, command)}\n}} 2>&1 </dev/null"
+            return f"cd {shlex.quote(cwd)} && {quote([*words, *command])} 2>&1 </dev/null"
+
+        commands = self.adapter.help_command(program), self.adapter.version_command(program)
+        signed = await signature(self.host, in_place, program[0], self.adapter.packages)
+        place = "" if self.container is None else self.container.id
+        key = None if signed is None else key_of(signed, list(map(list, commands)), cwd, kept, place)
+        said = None if key is None else await self.helps.find(self.root, key)
+        if said is None:
+            said = [(await self.host.check(in_place(command), timeout_s=120)).text for command in commands]
+        learned = self.adapter.parse_help(said[0]), self.adapter.parse_version(said[1])
+        if key is not None:
+            self.helps.note(key, said)
+            if self.prepared:
+                await self.helps.keep(self.root)
+        return learned
 
     async def _generates(self, timeout_s: float) -> probe.Liveness:
         return await probe.generates(
@@ -654,10 +814,10 @@ class RemoteTarget:
         Of the original this is not asked: it is what it is.
         """
         recorded = await launch_of(self.host, self.root, facts.process) if self.holder.kind != "process" else None
-        if recorded is None or self.original is None or recorded.fingerprint == self.original.fingerprint:
+        if recorded is None or self.original is None or recorded.fingerprint == self.original.process_fingerprint:
             return None
         spec = (await self._declare(facts)).spec
-        if spec.fingerprint == recorded.fingerprint:
+        if spec.process_fingerprint == recorded.fingerprint:
             return None
         cause = f"{self.holder} started another configuration than was asked for: {' '.join(spec.argv)}"
         return Failure(failure_class=FailureClass.CONFIG_INVALID, cause=cause, tail="", action=Action.REJECT)
@@ -672,6 +832,17 @@ class RemoteTarget:
 
     async def _is_foreign(self, facts: ProcessFacts) -> bool:
         return await self._launch_key(facts) is None and facts.process != self.adopted
+
+    async def _refuse_changed(self, spec: LaunchSpec) -> None:
+        """Nobody else's edits are overwritten, and no server is stopped to find that out."""
+        told = await self.host.run(settle.foreign(self.root, spec).render(), timeout_s=SETTLE_S)
+        if not told.ok:
+            raise ForeignChange(
+                "what a change of ours is about was changed by somebody else",
+                where={"host": self.host.name, "records": f"{self.root}/asides"},
+                tail=told.tail,
+                do="put the file back as it was (its original lies in the records) or as we left it, then `resume`",
+            )
 
     def _foreign(self, facts: ProcessFacts) -> ForeignChange:
         """Without its arguments, which may hold a secret."""
@@ -689,22 +860,38 @@ class RemoteTarget:
     def _keyed(self, text: str) -> str:
         return hmac.new(self.hash_key, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()[:16]
 
+    async def _diagnosed(self, key: str, code: int | None) -> Failure:
+        """Why a launch failed; the log is redacted first, since what is told of it is cut to length."""
+        return diagnose(self.adapter.engine, self.redactor.text(await self._log(key)), code)
+
     async def _log(self, key: str) -> str:
-        """The start of the server's log and its end: causes stand early, reports late."""
+        """The start of the server's log and its end: causes stand early, reports late. A cut line is left out."""
         texts = []
         for name in ("stdout", "stderr"):
             path = f"{jobs.job_dir(self.root, key)}/{name}"
             head = await self.host.get(path, limit=CHUNK_BYTES // 4)
-            texts.append(head.decode("utf-8", "replace"))
-            if len(head) == CHUNK_BYTES // 4:
-                texts.append(await jobs.tail(self.host, self.root, key, name, 400))
+            if len(head) < CHUNK_BYTES // 4:
+                texts.append(head.decode("utf-8", "replace"))
+                continue
+            texts.append(head.rpartition(b"\n")[0].decode("utf-8", "replace"))
+            texts.append(await jobs.tail(self.host, self.root, key, name, 400))
         return "\n".join(texts)
+
+    async def _client_key(self) -> None:
+        """Know the client's own key, to keep it out of texts; a file that cannot be read is told by its first use."""
+        if self.settings.api_key_file is None:
+            return
+        with unquoted():
+            read = await self.host.run(f"cat {shlex.quote(self.settings.api_key_file)}")
+        for line in read.text.splitlines() if read.ok else ():
+            self.redactor.hide(CLIENT_KEY, line)
 
     async def _file(self, name: str) -> bytes | None:
         """A file of our directory, None when it is not there; one that is there but cannot be read is an error."""
         path = f"{self.root}/{name}"
         there = await self.host.run(f"[ -e {shlex.quote(path)} ]")
-        return await self.host.get(path) if there.ok else None
+        with unquoted():
+            return await self.host.get(path) if there.ok else None
 
     def _read(self, name: str, stored: bytes, parse: Callable[[bytes], Known]) -> Known:
         """A file of ours; a power cut can leave one empty."""
@@ -732,10 +919,26 @@ class RemoteTarget:
                 files[name] = await self._whole(f"{jobs.job_dir(self.root, key)}/{name}")
         return files
 
+    def _storable(self, result: RunResult, key: str) -> RunResult:
+        """The result without secrets; its figures are those of what is stored, as a later check reads them again."""
+        answers = tuple(
+            one.model_copy(update={"error": self.redactor.text(one.error)}) if one.error else one
+            for one in result.answers
+        )
+        raw = self.redactor.data(result.raw)
+        told = result if raw == result.raw else self.bench.again(raw, key)
+        return told.model_copy(update={"answers": answers})
+
     async def _hardware(self, machine: Machine) -> str:
         gpus = await ask(self.host, GpuFact())
         names = ", ".join(gpu.name for gpu in gpus.gpus) or "no GPU"
         return f"{machine.cores} × {machine.cpu_model}, {machine.mem_total_mb / 1024:.0f} GiB, {names}"
+
+
+def _not_begun(why: str) -> str:
+    """The start of a launch script that only a person may go on with: what it needs was not brought about."""
+    said = shlex.quote(why or "what the configuration needs beside its command line could not be brought into effect")
+    return f'[ -z "${{RATCHET_JOB:-}}" ] || [ -n "${{RATCHET_CLEAN:-}}" ] || {{ echo {said} >&2; exit 78; }}\n'
 
 
 def _obstacles(facts: ProcessFacts, machine: Machine, holder: Holder) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The script with which the host's watcher puts known-good back: rendered from the operations that the agent runs.
 
 Pure text; nothing is run here. The script looks first: a server that is neither ours nor the adopted one is left
-alone (exit 11), a known-good that serves and generates is left alone (exit 10). Else it stops what we started, begins
-known-good and proves it by a real generation (exit 0); any other exit means that it could not.
+alone (exit 11), and so is a server over files that somebody else changed; a known-good that serves and generates is
+left alone but for what is live of it (exit 10). Else it stops what we started, begins known-good and proves it by a
+real generation (exit 0); any other exit means that it could not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shlex
 from pydantic import Field
 
 from state.models import Frozen, ProcessId
+from tools.changes.settle import CheckAsides, SettleAsides
 from tools.job_scripts import prepare_script, start_script
 from tools.jobs import STARTED_WITHIN_S, job_dir
 from tools.manners import MARK as DRAINED
@@ -37,6 +39,8 @@ class Restore(Frozen):
     adopted_is_good: bool = Field(description="whether known-good is what the adopted process runs")
     launch_script: str
     operations: tuple[Operation, ...]
+    check: CheckAsides | None = Field(default=None, description="fails when files were changed by somebody else")
+    live: SettleAsides | None = Field(default=None, description="what is done once known-good generates")
     python: str
     generate: HttpRequest
     deadline_s: float
@@ -48,17 +52,24 @@ class Restore(Frozen):
         place = job_dir(self.root, self.key)
         prepare, begin = prepare_script(place, size), start_script(place, "", size, STARTED_WITHIN_S)
         steps = "\n".join(f"{operation.render()} || exit 1" for operation in self.operations)
+        live = ":" if self.live is None else self.live.render()
+        foreign = ":" if self.check is None else self.check.render()
         return f"""
 {STAT_SH}{LISTENING_SH}{self._who_serves()}{self._generates()}
-if [ -n "$good" ] && generates 3; then
+live() {{ {live}
+}}
+if [ -n "$good" ] && live && generates 3; then
   {self._given_back()}
   echo "known-good serves as process $good and generates"
   exit {ALREADY}
 fi
+# Over a file that somebody else changed nothing is restored while anything serves.
+{foreign} || [ -z "$inodes" ] || {{ echo "the server was left alone"; {self._still_drained()}; exit {FOREIGN}; }}
 printf %s {shlex.quote(self.launch_script)} | ( {prepare} ) || exit 1
 {steps}
 printf %s {shlex.quote(self.launch_script)} | ( {begin} ) || exit 1
 generates {max(1, int(self.deadline_s))} || {{ echo "known-good was started but does not generate"; exit 1; }}
+live || {{ echo "known-good was started, but not everything that is live of it is in effect"; exit 1; }}
 {self._given_back()}
 echo "known-good serves as launch {self.key} and generates"
 """

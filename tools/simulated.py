@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from state.models import (
     Frozen,
     LaunchSpec,
     ProcessId,
+    with_beside,
 )
 from tools.benches import builtin
-from tools.diagnose import Action
+from tools.diagnose import Action, FailureClass, diagnose
 from tools.simulated_answers import Likeness, simulated_answers
 from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
@@ -37,20 +38,46 @@ CORES = 4
 
 
 class SimEffect(Frozen):
-    """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others)."""
+    """Setting `name` to `value` multiplies output tok/s by `ratio` (per load point, "*" for all others).
+
+    A change beside the command line is named by its subject, such as `hot:poll` or `patch:/opt/engine`.
+    What the server says is diagnosed by the same rules as a real one's log.
+    """
 
     name: str
     value: str = Field(description="as text; '*' for any value")
     ratio: dict[str, float] = Field(default_factory=lambda: {"*": 1.0})
     answers: Likeness = Field(default="same", description="what it does to the answers to the fixed prompts")
     fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
-    refuses: str | None = Field(default=None, description="the server ends at start with this log line")
+    refuses: str | None = Field(default=None, description="the server ends at start with this log")
+    unstageable: str | None = Field(default=None, description="the change is refused before anything is stopped")
+    exit_code: int = Field(default=1, description="with which it ends then")
+    says: str | None = Field(default=None, description="what its log says during a run")
+    dies: bool = Field(default=False, description="it ends under a run, having said so")
+    times: int | None = Field(default=None, description="so many launches end, or runs are spoilt, and no more")
+    above: float | None = Field(default=None, description="only for a value above it")
+    below: float | None = Field(default=None, description="only for a value below it")
+    when: tuple[str, str] | None = Field(default=None, description="name and value that it takes as well")
     unless: tuple[str, str] | None = Field(default=None, description="name and value that take the effect away")
+
+    def holds(self, settings: Mapping[str, str]) -> bool:
+        """Whether a server with these settings shows it."""
+        value = settings.get(self.name)
+        if value is None or self.value not in ("*", value):
+            return False
+        if self.above is not None and not float(value) > self.above:
+            return False
+        if self.below is not None and not float(value) < self.below:
+            return False
+        if self.when is not None and settings.get(self.when[0]) != self.when[1]:
+            return False
+        return self.unless is None or settings.get(self.unless[0]) != self.unless[1]
 
 
 class Scenario(Frozen):
     """A simulated server: its flags, its speed at each load point, what changes do to it, and its noise."""
 
+    engine: str = Field(default="llamacpp", description="whose failure rules apply")
     flags: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     known_flags: frozenset[str]
     base_tok_s: dict[str, float]
@@ -140,6 +167,10 @@ class SimulatedTarget:
         """The world measures itself."""
         return "builtin"
 
+    async def open_files(self) -> int | None:
+        """As many as it likes."""
+        return None
+
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(
@@ -151,8 +182,8 @@ class SimulatedTarget:
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
-        """Set flags and variables; a flag the scenario does not know is refused."""
-        flags, env = dict(spec.flags), dict(spec.env)
+        """Set flags and variables, and all that stands beside; a flag the scenario does not know is refused."""
+        flags, env, beside = dict(spec.flags), dict(spec.env), spec.beside
         for change in changes:
             if change.kind == "flag":
                 if change.name not in self.scenario.known_flags:
@@ -165,9 +196,15 @@ class SimulatedTarget:
                 if change.value is not None:
                     env[change.name] = change.value
             else:
-                raise PolicyRefused(f"a simulated server has no {change.kind} changes", where={"host": self.name})
+                beside = with_beside(beside, change)
         argv = (*spec.program, *(token for name, values in flags.items() for token in (name, *values)))
-        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv})
+        return spec.model_copy(update={"flags": flags, "env": env, "argv": argv, "beside": beside})
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Nothing has to be prepared; what the scenario says cannot be is refused."""
+        refused = next((e.unstageable for e in self._effects(spec) if e.unstageable), None)
+        if refused is not None:
+            raise PolicyRefused(refused, where={"host": self.name})
 
     async def serving(self) -> Serving | None:
         """Whoever the world says."""
@@ -193,7 +230,7 @@ class SimulatedTarget:
         stopped()
         world["launches"].append(key)
         world["pids"] += 1
-        world["server"] = self._process(key, spec, world["pids"])
+        world["server"] = self._process(key, spec.as_started, world["pids"]) | self._refusal(spec.as_started, world)
         world["clock"] += self.scenario.launch_s
         self._log("launch", key, spec.fingerprint)
         self._save(world)
@@ -209,15 +246,31 @@ class SimulatedTarget:
         server = world["server"]
         if server is None or server["key"] != key:
             return Failure(failure_class="vanished", cause=f"launch {key} is not running", action=Action.RETRY_ONCE)
-        refused = self._refusal(LaunchSpec.model_validate(server["spec"]))
-        if refused is not None:
+        if server.get("refused") is not None:
             world["server"]["state"] = "failed"
             self._save(world)
-            return Failure(
-                failure_class="config-invalid", cause=refused, exit_code=1, tail=refused, action=Action.REJECT
-            )
+            return diagnose(self.scenario.engine, server["refused"], server["exit"])
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
         return Ready(process=process, load_s=self.scenario.launch_s)
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Set what is live of the spec, once."""
+        world = self._load()
+        server = world["server"]
+        if server is not None and server["key"] == "foreign":
+            raise ForeignChange("somebody else's server holds the port", where={"host": self.name})
+        if server is None or server["state"] == "failed":
+            return Failure(failure_class="vanished", cause="nobody serves", action=Action.RETRY_ONCE)
+        now = LaunchSpec.model_validate(server["spec"])
+        refused = self._refusal(spec, world).get("refused")
+        if refused is not None or now.process_fingerprint != spec.process_fingerprint:
+            cause = refused or "another configuration has to be started anew"
+            return Failure(failure_class=FailureClass.CONFIG_INVALID, cause=cause, action=Action.REJECT)
+        if now.live != spec.live:
+            world["server"]["spec"] = spec.model_dump(mode="json")
+            self._log("adjust", key, spec.fingerprint)
+            self._save(world)
+        return None
 
     async def trouble(self) -> str | None:
         """A hung server says nothing."""
@@ -234,6 +287,7 @@ class SimulatedTarget:
             "request": request.model_dump(mode="json"),
             "launch": world["server"]["key"],
             "spec": world["server"]["spec"],
+            "said": self._spoilt(world) if request.launch == world["server"]["key"] else "",
         }
         self._log("run", key, request.point.name)
         self._save(world)
@@ -263,6 +317,10 @@ class SimulatedTarget:
         failed = sum(effect.fails for effect in self._effects(spec))
         result = _result(key, request, rate, self.scenario.foreign_cores, failed)
         return result.model_copy(update={"answers": self._answers(spec)}) if request.answers else result
+
+    async def said_during(self, key: str) -> str:
+        """What the effects of its settings say."""
+        return str(self._load().get("runs", {}).get(key, {}).get("said", ""))
 
     async def stop_run(self, key: str) -> None:
         """End it now."""
@@ -349,13 +407,8 @@ class SimulatedTarget:
 
     def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
         settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env
-        return [
-            e
-            for e in self.scenario.effects
-            if e.name in settings
-            and e.value in ("*", settings[e.name])
-            and (e.unless is None or settings.get(e.unless[0]) != e.unless[1])
-        ]
+        settings |= {change.subject: change.setting for change in spec.beside}
+        return [effect for effect in self.scenario.effects if effect.holds(settings)]
 
     def _answers(self, spec: LaunchSpec) -> tuple[Answer, ...]:
         """As the effect that changes them most makes them."""
@@ -363,18 +416,40 @@ class SimulatedTarget:
         worst: Likeness = "broken" if "broken" in done else "close" if "close" in done else "same"
         return simulated_answers(self.scenario.seed, worst)
 
+    def _refusal(self, spec: LaunchSpec, world: dict[str, Any]) -> dict[str, Any]:
+        """With which log and exit code a launch that begins now will end; nothing for one that starts."""
+        for effect in self._effects(spec):
+            if effect.refuses is not None and self._once_more(effect, world):
+                return {"refused": effect.refuses, "exit": effect.exit_code}
+        return {}
+
+    def _spoilt(self, world: dict[str, Any]) -> str:
+        """What the server says during a run that begins now, under which it may end."""
+        said = ""
+        for effect in self._effects(LaunchSpec.model_validate(world["server"]["spec"])):
+            if effect.says is not None and self._once_more(effect, world):
+                said += f"{effect.says}\n"
+                world["server"]["state"] = "failed" if effect.dies else world["server"]["state"]
+        return said
+
+    def _once_more(self, effect: SimEffect, world: dict[str, Any]) -> bool:
+        """Whether an effect that wears off still shows; counted in the world."""
+        shown = world.setdefault("shown", {})
+        number = str(self.scenario.effects.index(effect))
+        shown[number] = shown.get(number, 0) + 1
+        return effect.times is None or bool(shown[number] <= effect.times)
+
     def _give_back(self, world: dict[str, Any]) -> None:
         if world.get("drained"):
             world["drained"] = False
             self._log("in", str(world["drains"]))
 
-    def _refusal(self, spec: LaunchSpec) -> str | None:
-        return next((e.refuses for e in self._effects(spec) if e.refuses), None)
-
     def _original(self) -> LaunchSpec:
         argv = ("sim-server", *(token for name, values in self.scenario.flags.items() for token in (name, *values)))
         flags = dict(self.scenario.flags)
-        return LaunchSpec(engine="llamacpp", program=("sim-server",), flags=flags, argv=argv, cwd="/", user="sim")
+        return LaunchSpec(
+            engine=self.scenario.engine, program=("sim-server",), flags=flags, argv=argv, cwd="/", user="sim"
+        )
 
     def _process(self, key: str, spec: LaunchSpec, pid: int) -> dict[str, Any]:
         return {"key": key, "pid": pid, "spec": spec.model_dump(mode="json"), "state": "running"}

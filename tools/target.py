@@ -80,6 +80,7 @@ class RunRequest(Frozen):
     workload: Workload
     seed: int
     process: ProcessId
+    launch: str | None = Field(default=None, description="key of the launch that is measured; None if it is not ours")
     answers: bool = Field(default=False, description="ask the fixed prompts once the run is measured")
 
 
@@ -169,12 +170,23 @@ class Target(Protocol):
         """
         ...
 
+    async def open_files(self) -> int | None:
+        """How many files a benchmark client may open there, None for any number; reads only."""
+        ...
+
     async def facts(self) -> TargetFacts:
         """What planners may know; reads only."""
         ...
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
         """The spec with the changes applied. Raises PolicyRefused for a flag or value the server does not know."""
+        ...
+
+    async def stage(self, spec: LaunchSpec) -> None:
+        """Make everything ready that a launch of the spec needs beside the command line, while the old server serves.
+
+        May be repeated. Raises PolicyRefused with the reason when it cannot be had; nothing that serves was touched.
+        """
         ...
 
     async def serving(self) -> Serving | None:
@@ -185,8 +197,9 @@ class Target(Protocol):
         """Stop the server that serves, if it is the adopted one or ours, and begin `spec` as launch `key`.
 
         Returns what was out of the ordinary on the way, in words. `stopped` is called in between, when nobody serves.
-        Does nothing when launch `key` has begun already.
-        Raises ForeignChange when somebody else's process serves.
+        What is live of the spec is left to `adjust`. Does nothing when launch `key` has begun already.
+        Raises ForeignChange when somebody else's process serves, or a file that a change is about was changed by
+        somebody else; nothing was stopped then.
         """
         ...
 
@@ -196,6 +209,14 @@ class Target(Protocol):
 
     async def await_ready(self, key: str) -> Ready | Failure:
         """Wait until launch `key` generates; a Failure when it ended or its deadline passed."""
+        ...
+
+    async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
+        """Bring the serving process into the live state of the spec, as trial `key`; it is not started anew.
+
+        Nothing is done twice. A Failure when it is another process or does not generate afterwards. Raises
+        ForeignChange when somebody else's process serves.
+        """
         ...
 
     async def trouble(self) -> str | None:
@@ -212,6 +233,10 @@ class Target(Protocol):
 
     async def collect_run(self, key: str) -> RunResult:
         """The result of an ended job. Raises CommandFailed when it left none."""
+        ...
+
+    async def said_during(self, key: str) -> str:
+        """What the server of our own launch wrote to its log from the begin of run `key` until now, else nothing."""
         ...
 
     async def stop_run(self, key: str) -> None:

@@ -93,7 +93,7 @@ class Entry(Frozen):
     priority: float = Field(ge=0, le=1)
     expected_gain: float = Field(ge=0, lt=1, description="a guess before anything was measured, as a fraction")
     risk: str = Field(min_length=1)
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = Field(default=(), description="capabilities, the one that it is about first")
     load_hint: LoadHint
     disruption: DisruptionField | None = Field(default=None, description="only for more than the changes imply")
     numerics: bool = Field(default=False, description="the model computes with other numbers: answers can differ")

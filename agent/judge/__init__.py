@@ -7,7 +7,7 @@ on one experiment launch by launch, `boundary` and `spending` keep the night's e
 """
 
 from agent.judge.assess import asks_answers, assess, close, false_keep_share, runs_per_launch
-from agent.judge.comparison import Assessment, Comparison, Need, Prices, Seen, figures, log_of, log_tok_s
+from agent.judge.comparison import Assessment, Comparison, Need, Prices, Seen, figures, log_of, log_tok_s, parent_runs
 from agent.judge.effects import effect_at, objective_effect, run_noise
 from agent.judge.progress import Pace, collapsing, pace
 
@@ -29,6 +29,7 @@ __all__ = [
     "log_tok_s",
     "objective_effect",
     "pace",
+    "parent_runs",
     "run_noise",
     "runs_per_launch",
 ]

@@ -26,7 +26,7 @@ from agent.judge.course import Ruling, Stakes, Verdicts
 from agent.judge.series import knows_parent, launch_of, night_belief, rounds
 from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 
-REVISION = 2
+REVISION = 3
 """Stands in each verdict; it goes up with every change that lets the same runs come to another verdict."""
 
 NO_GAIN_LEFT = 0.1
@@ -51,6 +51,8 @@ def assess(comparison: Comparison) -> Assessment:
     """The verdict if it is clear, else the run that is wanted next."""
     if comparison.start_failure is not None:
         return _verdict(comparison, Outcome.FAILED, comparison.start_failure)
+    if comparison.complaint is not None:
+        return _verdict(comparison, Outcome.WORSE, comparison.complaint)
     if comparison.observes:
         return _observe(comparison)
     collapse = effects.collapse(comparison)

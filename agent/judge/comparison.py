@@ -62,6 +62,7 @@ class Comparison(Frozen):
     `own` are the experiment's measurements, `record` valid earlier runs of the parent in this epoch, `night` all valid
     runs of earlier experiments, oldest first. `left` experiments may still be judged, this one included; `earlier` are
     share and return of those judged before. `fresh`: a launch of the parent serves that was not measured yet.
+    `complaint`: what the candidate's own log says against it under load, once no further try is due.
     `numerics`: the answers must be compared. Answers: a pass over the fixed prompts each, oldest first.
     """
 
@@ -77,6 +78,7 @@ class Comparison(Frozen):
     prices: Prices = Prices()
     fresh: bool = False
     start_failure: str | None = None
+    complaint: str | None = None
     failed_launches: tuple[str, ...] = ()
     purpose: Purpose = Purpose.TRY
     observes: bool = False

@@ -14,7 +14,7 @@ from tests.agent.judging import WORKLOAD
 
 CHANGES = {
     "restart": (FlagChange(name="--threads", value="4"),),
-    "hot": (HotCall(name="poll", value="100", undo="poll 50"),),
+    "hot": (HotCall(name="poll", value="100", undo="50"),),
     "load": (),
     "read": (),
 }

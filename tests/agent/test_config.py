@@ -50,7 +50,7 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(config.policy.budget, Budget)
     assert config.policy.budget.time_s == 5400
     assert config.planner.only == ("threads",)
-    first, second = config.experiments
+    first, second, third = config.experiments
     assert [str(change) for change in first.changes] == [
         "--threads 2",
         "--no-mmap",
@@ -59,6 +59,9 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert (first.load_hint, first.disruption) == (LoadHint.HIGH, Disruption.RESTART)
     assert second.source.kind == "person"
+    assert (second.disruption, third.disruption) == (Disruption.HOT, Disruption.RESTART)
+    assert [change.kind for change in third.changes] == ["patch", "package", "checkout", "command"]
+    assert [one.name for one in config.server.generic.hot] == ["work_mem", "workers"]
 
 
 def test_a_full_file_mentions_every_section_and_key() -> None:
@@ -88,7 +91,10 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
     assert caught.value.do
 
 
-@pytest.mark.parametrize("name", ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"])
+@pytest.mark.parametrize(
+    "name",
+    ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"],
+)
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
     with pytest.raises(ConfigError) as caught:
@@ -345,6 +351,18 @@ def test_another_client_makes_another_workload(tmp_path: Path) -> None:
         ('client = "sglang"', 'client = "sglang"\nendpoint = "/x"', 'model = "m"', "sglang measures /v1/completions"),
         ('client = "sglang"', 'client = "aiperf"', 'model = "m"\napi_key_file = "/k"', "where everybody on the host"),
         ('client = "sglang"', 'client = "sglnag"', 'model = "m"', "workload.client"),
+        (
+            'client = "sglang"',
+            'client = "sglang"\nclient_args = ["--api-key=abc"]',
+            'model = "m"',
+            "workload.client_args: a secret must not stand in the session file",
+        ),
+        (
+            'client = "sglang"',
+            'client = "sglang"\nclient_args = ["--header", "Authorization: Bearer abc"]',
+            'model = "m"',
+            "a secret must not stand in the session file",
+        ),
     ],
 )
 def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: str, server: str, said: str) -> None:

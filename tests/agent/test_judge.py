@@ -448,6 +448,12 @@ def test_a_candidate_that_does_not_start_has_failed() -> None:
     assert (verdict.outcome, verdict.reason) == (Outcome.FAILED, "oom: out of memory")
 
 
+def test_a_candidate_that_its_own_log_speaks_against_is_worse_whatever_its_figures() -> None:
+    fast = tuple(taken(Arm.CANDIDATE, 0, point, 900.0) for point in ("high", "low"))
+    verdict = verdict_of(compare(*fast, complaint="numerics: NaN in the logits", before=record()))
+    assert (verdict.outcome, verdict.reason) == (Outcome.WORSE, "numerics: NaN in the logits")
+
+
 def test_a_run_that_was_ended_as_hopeless_is_a_collapse_though_it_has_no_figures() -> None:
     ended = taken(
         Arm.CANDIDATE, 0, "high", 0.0, status=MeasurementStatus.INVALID, reasons=(COLLAPSED, "1.0 tok/s after 60 s")

@@ -37,7 +37,7 @@ COSTS = Costs(launch_s=30.0, run_s={"low": 5.0, "high": 15.0})  # a block is 50 
 CLOSE_OUT_S = 5 * 30.0 + 4 * 20.0
 THREADS = FlagChange(name="--threads", value="4")
 SPIN = EnvChange(name="OMP_WAIT_POLICY", value="active")
-LIVE = HotCall(name="poll", value="100", undo="poll 50")
+LIVE = HotCall(name="poll", value="100", undo="50")
 
 
 def idea(*changes: Change, **fields: Any) -> Experiment:

@@ -13,6 +13,7 @@ import pytest
 
 from state.errors import CommandFailed, ForeignChange, PolicyRefused
 from state.models import Change, Failure, LaunchSpec, LoadPoint, Objective, ProcessId, Workload
+from tools.diagnose import complaint
 from tools.target import Ready, RunRequest, RunState, Serving, Target
 
 
@@ -222,6 +223,17 @@ class TargetContract:
         await target.begin_run(key, request(process))
         assert (await target.look_run(key)).phase == "ended"
         assert await target.trouble() is None
+
+    async def test_a_quiet_run_of_a_launch_of_ours_has_no_word_of_an_earlier_one(
+        self, target: Target, case: TargetCase, good: LaunchSpec
+    ) -> None:
+        launch, key = f"{case.name}-T1", f"{case.name}-M1"
+        ready = await up(target, launch, good)
+        await target.begin_run(key, request(ready.process).model_copy(update={"launch": launch}))
+        assert (await over(target, key)).phase == "ended"
+        said = await target.said_during(key)
+        assert complaint(good.engine, said, up=True) is None
+        assert await target.said_during(f"{case.name}-M2") == ""
 
     async def test_a_run_that_never_began_leaves_no_result(self, target: Target, case: TargetCase) -> None:
         key = f"{case.name}-M1"

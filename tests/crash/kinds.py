@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-NUMBERED = re.compile(r"(?P<letter>[TM])\d+(/(?P<effect>launch|run))?:(?P<step>.+)")
+NUMBERED = re.compile(r"(?P<letter>[TM])\d+(/(?P<effect>launch|adjust|run))?:(?P<step>.+)")
 OF_LETTER = {"T": "launch", "M": "run"}
 
 
@@ -17,7 +17,7 @@ def kind(name: str) -> str:
     return f"{family}: {rest.partition('+')[0]}"
 
 
-ORDER = ("launch", "run", "node", "wrote", "agent", "finish", "end", "drain", "restore")
+ORDER = ("launch", "adjust", "run", "node", "wrote", "agent", "finish", "end", "drain", "restore")
 
 
 def rank(row: str) -> tuple[int, str]:

@@ -17,13 +17,39 @@ from agent.faults import VARIABLE, fault_point
 from agent.session import refuse_ended
 from state.errors import RatchetError
 from state.journal import FaultPoint
-from state.models import Experiment
+from state.models import Disruption, Experiment, HotCall, PatchChange
 from tests.agent.sim import ONE_POINT, SCENARIO, flag, sim_session
+from tools.simulated import SimEffect
 
-EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"), flag("--parallel", "4"), flag("--threads", "64"))
-"""Two that are kept, one that does not start, one that collapses and is taken back; then a sentinel's turn has come."""
-CHECKED = ONE_POINT.model_copy(update={"judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 3})})
-ALIKE = SCENARIO.model_copy(update={"run_noise": 0.0005, "launch_noise": 0.0005})
+LIVE = HotCall(name="beat", value="2", undo="1")
+PATCH = PatchChange(directory="/srv/engine", diff="--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+EXPERIMENTS = (
+    flag("--threads", "2"),
+    flag("--poll", "0", id="live", changes=(LIVE,), tags=("live",), disruption="hot"),
+    flag("--cache", "q8_0"),
+    flag("--poll", "0", id="patch", changes=(PATCH,), tags=("patch",)),
+    flag("--threads", "64"),
+)
+"""Two that are kept, the second without a restart; one that does not start; a patch that is kept, and one that collapses
+and is taken back; then a sentinel's turn has come.
+"""
+CHECKED = ONE_POINT.model_copy(
+    update={
+        "judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 4}),
+        "policy": ONE_POINT.policy.model_copy(update={"max_disruption": Disruption.PATCH}),
+    }
+)
+ALIKE = SCENARIO.model_copy(
+    update={
+        "run_noise": 0.0005,
+        "launch_noise": 0.0005,
+        "effects": (
+            *SCENARIO.effects,
+            SimEffect(name=LIVE.subject, value=LIVE.value, ratio={"*": 1.3}),
+            SimEffect(name=PATCH.subject, value="*", ratio={"*": 1.4}),
+        ),
+    }
+)
 """So little noise, which follows from the session's id, that every session takes the same steps."""
 KILLED = -signal.SIGKILL
 BUG = 1

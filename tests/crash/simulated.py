@@ -66,11 +66,11 @@ def every_point(scratch: Path, ledger: Ledger, nested: str, short: bool = False)
     """Kill a session at every point, and again in its resume: `nested` says where (no, first, all).
 
     first: at the points of the resume until it is back where an undisturbed session would be. SIGTERM, `restore` and
-    a deleted checkpoint file come beside; `short` leaves out one experiment and nearly all of these.
+    a deleted checkpoint file come beside; `short` leaves out two experiments and nearly all of these.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     whole = undisturbed(
-        scratch / "undisturbed", ledger.path.parent / "broken", EXPERIMENTS[:2] if short else EXPERIMENTS
+        scratch / "undisturbed", ledger.path.parent / "broken", EXPERIMENTS[:3] if short else EXPERIMENTS
     )
     tasks: list[Task] = [
         partial(_one_point, scratch, whole, number, nested) for number in range(1, len(whole.points) + 1)
@@ -304,12 +304,11 @@ def _back_on_line(passed: list[str], points: tuple[str, ...]) -> int:
 
 
 def _before_candidate(whole: Undisturbed) -> int:
-    """Number of the node that makes the last run before the first candidate that is measured serves.
+    """Number of the node that makes the last run before the first candidate is launched.
 
     Nothing waits on a simulated target, so SIGTERM is noticed one run later: then a drain has something to put back.
     """
-    pairs = list(zip(whole.points, whole.points[1:], strict=False))
-    launched = whole.points[: pairs.index(("wrote:trial-closed", "node:measure"))]
+    launched = whole.points[: next(at for at, name in enumerate(whole.points) if "/launch:" in name)]
     last_run = len(launched) - 1 - launched[::-1].index("node:measure")
     return sum(name.startswith("node:") for name in launched[: last_run + 1])
 

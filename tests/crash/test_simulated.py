@@ -17,6 +17,7 @@ from tests.crash.report import Case, Ledger, rows
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {
     "launch": ("before-intent", "after-intent", "stopped", "after-act", "after-outcome", "ready"),
+    "adjust": ("before-intent", "after-intent", "after-act", "after-outcome"),
     "run": ("before-intent", "after-intent", "after-act", "after-outcome", "collected"),
 }
 

@@ -63,9 +63,10 @@ def outcomes(database: Path) -> dict[str, str]:
 
 
 def runs(database: Path) -> list[tuple[Any, ...]]:
-    """Every run with its session, its launch, and whether that launch was the adopted process."""
+    """Every run of a launch with its session, that launch, and whether it was the adopted process."""
     query = "SELECT m.id, m.session_id, m.trial_id, json_extract(t.body, '$.adopted') FROM measurements m "
-    return ask(database, query + "JOIN trials t ON t.id = m.trial_id")
+    query += "JOIN trials t ON t.id = m.trial_id "
+    return ask(database, query + "WHERE coalesce(json_extract(t.body, '$.kind'), 'launch') = 'launch'")
 
 
 def intended(database: Path) -> set[str]:

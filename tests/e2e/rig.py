@@ -2,7 +2,7 @@
 
 The agent is a real process that reaches the host by SSH alone. What happened there is told by witnesses that are not
 Ratchet's: the server's own start log, a log of every benchmark client, and procfs. Only processes that carry this
-rig's folder in their command line or environment are ever signalled, by number and start time.
+rig's folder in their command line or environment, or work in it, are ever signalled, by number and start time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from tests.ssh_servers import SSHD, SshServer, await_port, free_port, openssh
 
 PROJECT = Path(__file__).resolve().parents[2]
 WITNESSED = (sys.executable, str(PROJECT / "tests" / "e2e" / "witness.py"))
+TALKATIVE = (sys.executable, str(PROJECT / "tests" / "e2e" / "talkative.py"))
 MODEST = "--threads 1 --parallel 2 --ctx-size 1024 --flash-attn off --ubatch-size 1 --metrics"
 CANARY = "canary-7f3e9b-must-not-leave-the-host"
 LIMIT_S = 300
@@ -48,6 +49,7 @@ lease_s = {lease_s}
 python = "{python}"
 
 [server]
+engine = "{engine}"
 url = "http://127.0.0.1:{port}"
 api_key_file = "{key_file}"
 start_deadline_s = {start_deadline_s}
@@ -55,10 +57,10 @@ stop_grace_s = 5
 
 [[workload.load_points]]
 name = "few"
-concurrency = 2
+concurrency = {concurrency}
 requests = {requests}
 prompt_tokens = {prompt_tokens}
-output_tokens = 8
+output_tokens = {output_tokens}
 
 [workload.objective]
 at = ["few"]
@@ -67,10 +69,10 @@ at = ["few"]
 answers = "{answers}"
 
 [judge]
-baseline_runs = 2
+baseline_runs = {baseline_runs}
 min_blocks = 2
-max_blocks = 2
-max_runs = 1
+max_blocks = {max_blocks}
+max_runs = {max_runs}
 close_out_blocks = {close_out_blocks}
 
 [validity]                   # whoever else uses this machine must not decide how a test ends
@@ -78,6 +80,7 @@ max_foreign_cpu_cores = 1000
 max_steal_share = 1.0
 min_concurrency_share = 0.0
 quiet_wait_s = {quiet_wait_s}
+retries = {retries}
 
 [planner]
 only = ["nothing-of-the-catalogue"]
@@ -125,10 +128,10 @@ class Agent:
                 start_new_session=True,
             )
 
-    def wait(self) -> int:
+    def wait(self, limit_s: float = LIMIT_S) -> int:
         """Until it ends by itself; the exit code."""
         try:
-            return self.process.wait(LIMIT_S)
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -162,6 +165,8 @@ class Rig:
         """More environment for every agent."""
         self.agents_within: tuple[str, ...] = ()
         """A command that becomes the agent elsewhere, such as in a network namespace."""
+        self.around_server: dict[str, str] = {}
+        """More environment for the server as the operator starts it."""
 
     # --- what an operator does -----------------------------------------------------------------------------
 
@@ -180,13 +185,19 @@ class Rig:
         port = port or self.port
         words = [*(program or self.program), "--model", str(self.model), "--port", str(port)]
         words += ["--api-key", f"{CANARY}-key", *(flags or MODEST.split())]
+        return self.start_detached(words, port, stdin)
+
+    def start_detached(self, words: Sequence[str], port: int, stdin: str = "/dev/null", **more: str) -> int:
+        """Start a server by its whole command line and wait until it listens; its pid. `more`: environment."""
         environ = {
             "PATH": os.environ["PATH"],
             "OMP_WAIT_POLICY": "passive",
             "WITNESS": str(self.folder / "starts"),
             "SECRET_CANARY": f"{CANARY}-env",
+            **more,
         }
         detach = 'tty=$1; shift; setsid "$@" <"$tty" >>server.log 2>&1 & echo $!'
+        environ |= self.around_server
         command = ["/bin/sh", "-c", detach, "sh", stdin, *words]
         started = subprocess.run(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True)
         pid = int(started.stdout)
@@ -231,12 +242,19 @@ class Rig:
             "python": self.python,
             "port": self.port,
             "key_file": self.key_file,
+            "engine": "llamacpp",
+            "concurrency": 2,
             "requests": 4,
             "prompt_tokens": 64,
+            "output_tokens": 8,
+            "baseline_runs": 2,
+            "max_blocks": 2,
+            "max_runs": 1,
             "lease_s": 300,
             "start_deadline_s": 60,
             "close_out_blocks": 2,
             "quiet_wait_s": 300,
+            "retries": 3,
             "answers": "off",
         }
         path = self.folder / "session.toml"
@@ -321,14 +339,27 @@ class Rig:
         return Store.read(self.database)
 
     def ours(self) -> dict[int, int]:
-        """pid → start of every living process with this rig's folder in its command line or environment."""
+        """pid → start of every living process with this rig's folder in command line or environment, or working there.
+
+        An engine's workers write another name over the first two.
+        """
         mark, found = f"{self.folder}/".encode(), {}  # with its end: round-2 is no part of round-27
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if mark in (path / "cmdline").read_bytes() or mark in (path / "environ").read_bytes():
+                said = (path / "cmdline").read_bytes() + b" " + (path / "environ").read_bytes()
+                if mark in said + b" " + os.readlink(path / "cwd").encode() + b"/":
                     ticks = start_ticks(int(path.name))
                     if ticks is not None and int(path.name) != os.getpid():
                         found[int(path.name)] = ticks
+        return found
+
+    def workers(self) -> dict[int, int]:
+        """pid → session of every living process of a server: they work in this rig's folder, and nobody else does."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(path / "cwd") == str(self.folder) and start_ticks(int(path.name)) is not None:
+                    found[int(path.name)] = int((path / "stat").read_bytes().rpartition(b")")[2].split()[3])
         return found
 
     def until(self, condition: Callable[[], object], agent: Agent | None = None) -> None:

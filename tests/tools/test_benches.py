@@ -16,6 +16,7 @@ import pytest
 
 from agent.remeasured import remeasured
 from agent.validity import invalid_reasons
+from state.conditions import machine
 from state.errors import CommandFailed
 from state.models import Arm, LoadPoint, MeasurementStatus, Objective, Telemetry, ValidityRule, Workload
 from tests.agent.judging import taken
@@ -24,7 +25,7 @@ from tools.benches.aiperf import AiPerf
 from tools.benches.base import RESULT
 from tools.benches.builtin import Builtin
 from tools.benches.choice import EXTERNAL
-from tools.benches.escorted import PRINTED, EscortedClient, server_tokens
+from tools.benches.escorted import PRINTED, EscortedClient, in_between, server_count
 from tools.benches.guidellm import GuideLlm
 from tools.benches.sglang_bench import PRINTED_AS as SGLANG_PRINTS
 from tools.benches.sglang_bench import SglangBench
@@ -609,11 +610,11 @@ def test_without_usage_its_own_count_is_taken() -> None:
 def test_the_clients_own_trials_are_no_traffic_of_others() -> None:
     name = "sglang:generation_tokens_total"
     told = {"before": {name: 0.0}, "begin": {name: 100.0}, "after": {name: 1100.0}}
-    assert [server_tokens(told, claimed) for claimed in (900, 1000, 1050, 1100, 4000)] == [1000, 1000, 1050, 1100, 1100]
-    assert server_tokens({**told, "begin": None}, 600) == 600
-    assert server_tokens({**told, "after": None}, 600) is None
-    assert server_tokens({"before": {"other": 1.0}, "begin": None, "after": {"other": 2.0}}, 600) is None
-    assert server_tokens(None, 600) is None
+    assert [server_count(told, claimed) for claimed in (900, 1000, 1050, 1100, 4000)] == [1000, 1000, 1050, 1100, 1100]
+    assert server_count({**told, "begin": None}, 600) == 600
+    assert server_count({**told, "after": None}, 600) is None
+    assert server_count({"before": {"other": 1.0}, "begin": None, "after": {"other": 2.0}}, 600) is None
+    assert server_count(None, 600) is None
 
 
 def test_a_client_of_one_process_that_fills_its_core_was_the_limit() -> None:
@@ -643,6 +644,55 @@ def test_a_stored_run_is_verified_with_the_client_that_made_it(recording: Record
     assert again.measurement.metrics == result.metrics
     other = remeasured(run, result.raw, KEY, workload.model_copy(update={"client": "builtin"}), ValidityRule())
     assert other.unread.startswith("the client's result cannot be used")
+
+
+BOARDS = [
+    {
+        "index": "0",
+        "power_w": {"mean": 330.0, "min": 120.0, "max": 350.0},
+        "power_limit_w": {"mean": 700.0, "min": 700.0, "max": 700.0},
+        "sm_mhz": {"mean": 2300.0, "min": 2100.0, "max": 2400.0},
+        "util_pct": {"mean": 98.0, "min": 90.0, "max": 100.0},
+        "memory_mb": {"mean": 70000.0, "min": 70000.0, "max": 72704.0},
+        "temperature_c": None,
+        "throttle_reasons": ["0x0000000000000000", "0x0000000000000004"],
+    }
+]
+COUNTED = {
+    "vllm:request_success_total": 24.0,
+    "vllm:num_preemptions_total": 3.0,
+    "vllm:generation_tokens_total": 1152.0,
+}
+
+
+def observed_by(name: str) -> tuple[BenchCase, Files]:
+    """A client with a run of its own beside which a GPU and the server's counters were read."""
+    if name == "builtin":
+        case = builtin_case(RECORDED, point(2, 4, 16, 8), {})
+        seen = {**json.loads(case.files[RESULT]), "server_counters": COUNTED}
+        seen["telemetry"] = {**seen["telemetry"], "gpu": BOARDS}
+        return case, {RESULT: json.dumps(seen).encode()}
+    recording = {one.client.name: one for one in (SGLANG, VLLM, GUIDELLM, AIPERF)}[name]
+    before = dict.fromkeys(COUNTED, 1000.0)
+    told = {"before": {}, "begin": before, "after": {key: before[key] + count for key, count in COUNTED.items()}}
+    return recording.case({}, (), {}), recording.files(telemetry={"cores": 8, "gpu": BOARDS}, counters=told)
+
+
+@pytest.mark.parametrize("name", ["builtin", *EXTERNAL])
+def test_readings_beside_the_run_reach_its_telemetry_whoever_measures(name: str) -> None:
+    case, files = observed_by(name)
+    result = case.client.parse(files, KEY)
+    assert machine(result.telemetry) == "330 W of 700 W, 98 %, 2300 MHz, 71.0 GiB, slowed by power cap"
+    assert (result.metrics.server_requests, result.telemetry.preemptions) == (24, 3)
+    assert case.client.again(json.loads(json.dumps(result.raw)), KEY).telemetry == result.telemetry
+
+
+def test_without_a_mark_all_that_the_server_counted_since_the_start_is_the_runs() -> None:
+    name = "sglang:num_retracted_requests_total"
+    assert in_between({"before": {}, "begin": None, "after": {name: 2.0}}) == {name: 2.0}
+    assert in_between({"before": {name: 1.0}, "begin": {}, "after": {name: 2.0}}) == {name: 1.0}
+    assert in_between({"before": None, "begin": None, "after": {name: 2.0}}) is None
+    assert in_between(None) is None
 
 
 @pytest.mark.parametrize("recording", [SGLANG, VLLM, GUIDELLM, AIPERF], ids=lambda r: r.client.name)

@@ -9,8 +9,9 @@ from typing import Any
 import pydantic
 import pytest
 
+from agent.catalogue.entries import book, engines
 from tools import diagnose as module
-from tools.diagnose import Action, FailureClass, Layer, Rule, RuleBook, complaint, diagnose, rules
+from tools.diagnose import Action, FailureClass, Layer, Rule, RuleBook, complaint, diagnose, rule_named, rules
 
 EVERYTHING = Path(__file__).resolve().parents[1] / "data"
 DATA = EVERYTHING / "llamacpp"
@@ -234,6 +235,25 @@ def test_a_whole_situation(case: dict[str, Any]) -> None:
     assert failure.rule == case.get("rule", failure.rule)
     assert case.get("told", "") in failure.cause
     assert failure.tail == case["log"].rstrip()
+
+
+@pytest.mark.parametrize("line", [one for one in LINES["line"] if one.get("serving")], ids=lambda line: line["rule"])
+def test_a_complaint_is_heard_in_what_was_said_during_one_run(line: dict[str, Any]) -> None:
+    """The line with which a server says that it is up stands before the run, in a part of the log that is not read."""
+    said = line["text"].strip().splitlines()[-1]
+    told = complaint(line["engine"], f"INFO:     127.0.0.1:47012 - POST /v1/completions 200\n{said}\n", up=True)
+    assert told is not None and told.rule == line["rule"]
+
+
+def test_a_rule_is_found_by_its_id() -> None:
+    found = rule_named("nan")
+    assert found is not None and found.failure_class is FailureClass.NUMERICS
+    assert rule_named("none-of-ours") is None
+
+
+def test_a_capability_that_a_rule_takes_away_is_one_that_experiments_need() -> None:
+    needed = {need for engine in engines() for entry in book(engine).experiments for need in entry.needs}
+    assert {rule.capability for rule in rules().rule if rule.capability} <= needed
 
 
 def test_a_long_compilation_is_no_failure_of_a_server_that_came_up() -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from state.errors import CommandFailed
+from state.errors import CommandFailed, OutcomeUnknown
+from tests.local_host import LocalHost
 from tests.ssh_servers import SshServer, demo_sshd
 from tools import facts
 from tools.facts import (
@@ -32,12 +33,14 @@ from tools.facts import (
     MachineFact,
     MemoryFact,
     ModelFact,
+    OpenFilesFact,
     ProcessFact,
     VisitorsFact,
     ask,
     decode,
     model_named,
 )
+from tools.shell import CommandResult
 from tools.ssh import SshHost
 
 DATA = Path(__file__).parent.parent / "data" / "facts"
@@ -287,6 +290,16 @@ async def test_nvidia_smi_that_hangs_fails_or_answers(
         assert error in found.error
 
 
+# --- open files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["64", "1024"])
+def test_the_limit_of_open_files_is_the_hard_one(limit: str) -> None:
+    script = f"ulimit -S -n 32 && ulimit -H -n {limit} && {OpenFilesFact().command()}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    assert OpenFilesFact().parse(done.stdout) == int(limit)
+
+
 # --- models ------------------------------------------------------------------------------------------------
 
 
@@ -320,3 +333,49 @@ def test_a_model_is_found_in_its_folder_and_in_the_cache_of_the_hub(tmp_path: Pa
             check=True,
         )
         assert (fact.parse(done.stdout) or {}).get("model_type") == kind
+
+
+# --- answers that may hold secrets -------------------------------------------------------------------------
+
+
+class Losing(LocalHost):
+    """Loses the connection when part of the answer has come."""
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        raise OutcomeUnknown("the connection was lost", tail="environ b64:U0VDUkVU")
+
+
+class Garbling(LocalHost):
+    """Gives half of the answer."""
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        whole = await super().run(script, stdin=stdin, timeout_s=timeout_s)
+        return CommandResult(exit=0, signal=None, stdout=whole.stdout[:-40], stderr=b"")
+
+
+async def test_an_error_does_not_quote_the_environment_of_a_process() -> None:
+    with pytest.raises(OutcomeUnknown) as lost:
+        await ask(Losing(), ProcessFact(os.getpid()))
+    assert lost.value.tail == ""
+    with pytest.raises(OutcomeUnknown) as other:
+        await ask(Losing(), MemoryFact())
+    assert other.value.tail == "environ b64:U0VDUkVU"
+
+
+async def test_an_error_does_not_quote_an_answer_that_cannot_be_read() -> None:
+    found = await ask(LocalHost(), ProcessFact(os.getpid()))
+    assert found is not None and found.environ
+    with pytest.raises(CommandFailed) as garbled:
+        await ask(Garbling(), DiskFact("/"))
+    assert garbled.value.tail
+    nonsense = ProcessFact(os.getpid())
+    with pytest.raises(CommandFailed, match=r"ProcessFact cannot be read: \w+$") as unread:
+        await ask(Nonsense(), nonsense)
+    assert unread.value.tail == ""
+
+
+class Nonsense(LocalHost):
+    """Answers everything with a word that no fact knows."""
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        return CommandResult(exit=0, signal=None, stdout=b"stat b64:%%%\nenviron b64:U0VDUkVU\n", stderr=b"")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from state.models import Holder, LaunchSpec
-from tests.local_host import LocalHost
 from tests.ssh_servers import free_port
 from tests.tools.test_service_kinds import UNIT, Prefixed, other_folder, stubbed, words
 from tools import jobs
@@ -64,7 +63,9 @@ def test_the_drop_in_of_a_unit_can_be_made_by_hand(scope: str, place: str) -> No
     assert "UnsetEnvironment=LLM_B" in lines
     assert f"cat >{place}/llm.service.d/ratchet.conf <<'END'" in lines
     assert "«" not in text
-    assert lines[-1].endswith("daemon-reload && " + ("systemctl " if scope == "system" else "systemctl --user ") + "restart llm.service")
+    assert lines[-1].endswith(
+        "daemon-reload && " + ("systemctl " if scope == "system" else "systemctl --user ") + "restart llm.service"
+    )
 
 
 def test_a_container_can_be_made_by_hand() -> None:

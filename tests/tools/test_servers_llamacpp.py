@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from state.errors import PolicyRefused, ServerError
-from state.models import Change, EnvChange, FlagChange
+from state.models import Change, EnvChange, FlagChange, HotCall
 from tests.contracts.server_contract import ServerCase, ServerContract, declared, spec_of
 from tests.local_host import LocalHost
+from tools.changes.hot_probe import shown
 from tools.servers.argv import program_length
 from tools.servers.base import HttpAnswer, KnownFlag
 from tools.servers.llamacpp import LlamaCpp
@@ -251,6 +253,18 @@ def test_good_changes(change: Change) -> None:
 @pytest.mark.parametrize(("change", "reason"), BAD, ids=[str(change) for change, _ in BAD])
 def test_bad_changes_and_why(change: Change, reason: str) -> None:
     assert reason in (ADAPTER.check_change(change, KNOWN) or "accepted")
+
+
+def test_the_scale_of_the_only_adapter_is_a_live_setting() -> None:
+    made = ADAPTER.hot_setting("http://h:1", "lora:0", "0.5")
+    assert made is not None
+    assert json.loads(made.request.body or "") == [{"id": 0, "scale": 0.5}]
+    assert {one.url for one in (made.request, *made.reads)} == {"http://h:1/lora-adapters"}
+    shows = json.dumps([{"id": 0, "path": "a.gguf", "scale": 0.5}])
+    assert shown([{"status": 200, "text": shows}], list(made.where)) == "0.5"
+    assert ADAPTER.check_change(HotCall(name="lora:0", value="0.5", undo="1.0"), KNOWN) is None
+    assert "lora:ID" in (ADAPTER.check_change(HotCall(name="poll", value="1", undo="0"), KNOWN) or "")
+    assert ADAPTER.hot_setting("http://h:1", "poll", "1") is None
 
 
 def test_a_variable_that_a_flag_overrules_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from state.errors import ServerError
 from state.models import Change, EnvChange, FlagChange, HotCall
 from tests.contracts.server_contract import ServerCase, ServerContract, spec_of
+from tools.changes.hot_probe import shown
 from tools.servers.base import HttpAnswer
 from tools.servers.probe import judge
 from tools.servers.sglang import FIXED_NAMES, Sglang
@@ -152,6 +154,7 @@ GOOD: list[Change] = [
     FlagChange(name="--cuda-graph-bs-decode", value="1 2 4"),
     EnvChange(name="NCCL_BUFFSIZE", value="8388608"),
     EnvChange(name="SGLANG_ENABLE_SPEC_V2", value="1"),
+    HotCall(name="pp_max_micro_batch_size", value="16", undo="8"),
 ]
 BAD: list[tuple[Change, str]] = [
     (FlagChange(name="--mem-fraction", value="0.5"), "write --mem-fraction-static"),
@@ -170,6 +173,7 @@ BAD: list[tuple[Change, str]] = [
     (FlagChange(name="--speculative-accept-threshold-single", value="0.5"), "what is answered"),
     (EnvChange(name="SGLANG_USE_MODELSCOPE", value="1"), "run or load"),
     (EnvChange(name="NCCL_SOCKET_IFNAME", value="eth1"), "network devices"),
+    (HotCall(name="pp_max_micro_batch_size", value="many", undo="8"), "not a number"),
     (HotCall(name="flush_cache", value="1", undo=""), "belongs to a measurement"),
     (HotCall(name="set_internal_state", value="{}", undo="{}"), "acceptance thresholds"),
 ]
@@ -183,6 +187,18 @@ def test_good_changes(change: Change) -> None:
 @pytest.mark.parametrize(("change", "reason"), BAD, ids=[str(change) for change, _ in BAD])
 def test_bad_changes_and_why(change: Change, reason: str) -> None:
     assert reason in (ADAPTER.check_change(change, KNOWN) or "accepted")
+
+
+def test_live_settings_are_made_with_numbers_and_read_back_as_they_are_now() -> None:
+    made = ADAPTER.hot_setting("http://h:1", "speculative_accept_threshold_acc", "0.5", "/key")
+    assert made is not None
+    assert json.loads(made.request.body or "") == {"server_args": {"speculative_accept_threshold_acc": 0.5}}
+    assert (made.request.method, made.request.url) == ("POST", "http://h:1/set_internal_state")
+    assert [read.url for read in made.reads] == ["http://h:1/server_info", "http://h:1/get_server_info"]
+    assert {one.api_key_file for one in (made.request, *made.reads)} == {"/key"}
+    shows = {"internal_states": [{"speculative_accept_threshold_acc": 0.5}]}
+    assert shown([{"status": 200, "text": json.dumps(shows)}], list(made.where)) == "0.5"
+    assert ADAPTER.hot_setting("http://h:1", "flush_cache", "1") is None
 
 
 # --- where it answers, and what ----------------------------------------------------------------------------

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +15,11 @@ import anyio
 import pytest
 
 from state.models import FlagChange, LaunchSpec
+from tests import real_vllm
 from tests.contracts.server_contract import ServerCase, ServerContract, keyed
 from tests.contracts.target_contract import over, request
 from tests.local_host import LocalHost
+from tests.real_vllm import MODEL, START_S, environ, vllm_server
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.base import FlagTable, make_spec
 from tools.servers.probe import generates, http
@@ -29,17 +27,8 @@ from tools.servers.vllm import Vllm
 from tools.services.base import StopJobs
 from tools.target import Ready
 
-PROGRAM = os.environ.get("RATCHET_VLLM", "")
-MODEL = os.environ.get("RATCHET_VLLM_MODEL", "")
 ADAPTER = Vllm()
-START_S = 600
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(
-        not (PROGRAM and MODEL),
-        reason="there is no vLLM: RATCHET_VLLM names its `vllm`, RATCHET_VLLM_MODEL a model; see docs/how-to/vllm.md",
-    ),
-]
+pytestmark = [pytest.mark.real, real_vllm.needed]
 
 
 class Served(NamedTuple):
@@ -63,35 +52,17 @@ def arguments(pid: int) -> tuple[str, ...]:
     return tuple(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1])
 
 
-def environ() -> dict[str, str]:
-    return {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    words = ("serve", MODEL, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "small", "tiny",
+    words = ("--served-model-name", "small", "tiny",
              "--max_model_len", "2k", "--max-num-se", "8", "--enforce-eager", "--block-size=32",
              "--no-enable-prefix-caching", "--attention-backend", "FLASHINFER", "-cc.mode=0")  # fmt: skip
-    with log.open("wb") as sink:
-        process = subprocess.Popen([PROGRAM, *words], env=environ(), stdout=sink, stderr=sink, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START_S
-        while "Application startup complete" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.5)
-        argv = arguments(process.pid)
+    with vllm_server(tmp_path_factory.mktemp("vllm") / "log", *words) as running:
+        argv = arguments(running.process.pid)
         program = ADAPTER.program(argv)
         help_text, version_text = printed(ADAPTER.help_command(program)), printed(ADAPTER.version_command(program))
         known = ADAPTER.parse_help(help_text)
-        yield Served(process, argv, f"http://127.0.0.1:{port}", log, help_text, version_text, known)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(60)
+        yield Served(running.process, argv, running.url, running.log, help_text, version_text, known)
 
 
 def spec(served: Served) -> LaunchSpec:

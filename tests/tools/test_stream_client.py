@@ -18,6 +18,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from state.conditions import machine
+from tests.e2e.witness import start_ticks
+from tools.benches import builtin
 from tools.benches import stream_client as sc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -441,6 +444,13 @@ def test_a_run_that_ended_early_asks_no_more(client: Client, stub: Stub) -> None
 @contextlib.contextmanager
 def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
     """The demo's llama.cpp server on a free port; its base URL."""
+    with demo_process(model, log, *more) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def demo_process(model: Path, log: Path, *more: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same with its process, for a test that ends it."""
     flags = ["--port", "0", "--threads", "1", "--parallel", "2", "--ctx-size", "1024", "--fit", "off", *more]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     with (
@@ -452,7 +462,7 @@ def demo_server(model: Path, log: Path, *more: str) -> Iterator[str]:
         try:
             until("the server listens", lambda: b"listening on http" in log.read_bytes() or process.poll() is not None)
             [url] = re.findall(r"listening on (http://\S+)", log.read_text())
-            yield url
+            yield url, process
         finally:
             process.kill()
 
@@ -663,13 +673,18 @@ def test_gpu_readings_are_summarised(
     shim(
         tmp_path,
         monkeypatch,
-        "echo '0, 501.5, 1980, 93, 70000, 61, 0x0000000000000004'; echo '1, [N/A], 1200, 0, 5, 40, 0x0'",
+        "echo '0, 501.5, 1980, 93, 70000, 61, 700.00, 0x0000000000000004';"
+        " echo '1, [N/A], 1200, 0, 5, 40, 700.00, 0x0'",
     )
     with stub_server("--rate", "40", "--streams", "4") as paced:
-        boards = client.run(paced.url)["telemetry"]["gpu"]
+        result = client.run(paced.url)
+    boards = result["telemetry"]["gpu"]
     assert [board["index"] for board in boards] == ["0", "1"]
     assert boards[0]["power_w"] == {"mean": 501.5, "min": 501.5, "max": 501.5} and boards[1]["power_w"] is None
+    assert boards[0]["power_limit_w"] == {"mean": 700.0, "min": 700.0, "max": 700.0}
     assert boards[0]["throttle_reasons"] == ["0x0000000000000004"]
+    told = builtin.parse(json.dumps(result).encode(), "run-7").telemetry
+    assert machine(told) == "2 GPUs, each 502 W of 700 W, 46 %, 1590 MHz, 68.4 GiB, 61 °C, slowed by power cap"
 
 
 def test_a_hanging_nvidia_smi_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,6 +693,25 @@ def test_a_hanging_nvidia_smi_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     until("the query is given up", lambda: gpu.tick() is None and gpu.error is not None)
     assert gpu.error == "nvidia-smi gave no answer in 0.01 s"
     until("the killed query is gone", gpu.idle)
+
+
+def test_a_run_ends_as_always_beside_a_hanging_nvidia_smi(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; exec sleep 600")
+    with stub_server("--rate", "40", "--streams", "4") as paced:
+        result = client.run(paced.url)
+    assert (result["completed"], result["telemetry"]["gpu"]) == (12, None)
+    hanging = int((tmp_path / "pid").read_text())
+    until("the query that hangs is gone", lambda: start_ticks(hanging) is None)
+
+
+def test_a_counter_that_appears_with_its_first_count_began_at_zero() -> None:
+    before = {"sglang:num_requests_total": 10.0}
+    after = {"sglang:num_requests_total": 22.0, "sglang:num_retracted_requests_total": 3.0}
+    told = {"sglang:num_requests_total": 12.0, "sglang:num_retracted_requests_total": 3.0}
+    assert sc.counter_deltas(before, after) == told
+    assert sc.counter_deltas(None, after) is sc.counter_deltas(before, None) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ REQUEST, RESULT, PROGRESS = "request.json", "result.json", "progress.json"
 """Files of our own client in the folder of a run; an external client's run has the first two as well."""
 
 COUNTED = ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total")
+"""Output tokens, by engine."""
 REQUESTS_COUNTED = ("vllm:request_success_total", "sglang:num_requests_total")
+PREEMPTED = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
+"""SGLang has a gauge of nearly the same name as well, which begins anew with each of its reports."""
 
 
 class Place(Frozen):

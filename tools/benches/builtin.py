@@ -9,13 +9,13 @@ import functools
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from state.errors import CommandFailed
 from state.models import Answer, Metrics, Summary, Telemetry
-from tools.benches.base import COUNTED, PROGRESS, REQUEST, REQUESTS_COUNTED, RESULT, Place
+from tools.benches.base import COUNTED, PREEMPTED, PROGRESS, REQUEST, REQUESTS_COUNTED, RESULT, Place
 from tools.target import RunRequest, RunResult
 
 SAMPLE_INTERVAL_S = 0.5
@@ -162,8 +162,8 @@ def read_answers(told: dict[str, Any] | None) -> tuple[Answer, ...]:
     )
 
 
-def counted(counters: dict[str, float] | None, names: tuple[str, ...] = COUNTED) -> int | None:
-    """Output tokens, or what `names` count, by the server's own counters; None where it has none that we know."""
+def counted(counters: Mapping[str, float] | None, names: Sequence[str] = COUNTED) -> int | None:
+    """What the server's own counters tell, by default its output tokens; None where it has none that we know."""
     for name in names:
         if counters and name in counters:
             return int(counters[name])
@@ -171,19 +171,19 @@ def counted(counters: dict[str, float] | None, names: tuple[str, ...] = COUNTED)
 
 
 def read_telemetry(raw: dict[str, Any]) -> Telemetry:
-    """What the sampler beside the client saw."""
-    seen = raw.get("telemetry")
-    if seen is None:
-        return Telemetry(client_cpu_share=raw["client"].get("cpu_share"))
-    foreign, steal = seen["foreign_cpu_cores"] or {}, seen["steal_cores"] or {}
+    """What the sampler beside the client saw, and what the server counted in the measured window."""
+    counts = raw.get("server_counters")
+    seen = raw.get("telemetry") or {}
+    foreign, steal = seen.get("foreign_cpu_cores") or {}, seen.get("steal_cores") or {}
     mean_steal = steal.get("mean")
     return Telemetry(
         foreign_cpu_cores=foreign.get("mean"),
         foreign_cpu_cores_max=foreign.get("max"),
         steal_share=None if mean_steal is None else mean_steal / seen["cores"],
-        server_cpu_cores=(seen["server_cpu_cores"] or {}).get("mean"),
+        server_cpu_cores=(seen.get("server_cpu_cores") or {}).get("mean"),
         client_cpu_share=raw["client"].get("cpu_share"),
-        mem_available_mb=seen["mem_available_mb_min"],
-        server_rss_mb=seen["server_rss_mb_max"],
+        mem_available_mb=seen.get("mem_available_mb_min"),
+        server_rss_mb=seen.get("server_rss_mb_max"),
         gpu=seen.get("gpu"),
+        preemptions=counted(counts, PREEMPTED),
     )

@@ -12,6 +12,7 @@ from tools.benches.escorted import EscortedClient
 from tools.benches.guidellm import GuideLlm
 from tools.benches.sglang_bench import SglangBench
 from tools.benches.vllm_bench import VllmBench
+from tools.servers.base import names_secret
 
 EXTERNAL: dict[str, type[EscortedClient]] = {kind.name: kind for kind in (SglangBench, VllmBench, GuideLlm, AiPerf)}
 COMPLETIONS = "/v1/completions"
@@ -40,6 +41,10 @@ def unfit(workload: Workload, model: str | None, with_key: bool) -> Iterator[tup
         yield ("workload", "client"), f"{client.name} needs the model's name as server.model"
     if workload.endpoint != COMPLETIONS:
         yield ("workload", "endpoint"), f'{client.name} measures {COMPLETIONS}, got "{workload.endpoint}"'
+    for word in workload.client_args:
+        if names_secret(word.partition("=")[0].strip("-").replace("-", "_")) or "authorization" in word.lower():
+            path = ("workload", "client_args")
+            yield path, "a secret must not stand in the session file; name its file on the host as server.api_key_file"
     if with_key and not client.key_variables:
         yield ("workload", "client"), f"{client.name} takes an API key only where everybody on the host can read it"
     for index, point in enumerate(workload.load_points):

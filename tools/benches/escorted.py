@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from state.errors import CommandFailed
 from state.models import Metrics
-from tools.benches import builtin
-from tools.benches.base import RESULT, Place
+from tools.benches import builtin, stream_client
+from tools.benches.base import COUNTED, REQUESTS_COUNTED, RESULT, Place
 from tools.benches.told import Asked, Figures, differences, labels, loads, only_printed, rates, result_part
 from tools.target import RunRequest, RunResult
 
@@ -132,16 +132,24 @@ class EscortedClient(ABC):
             if differs:
                 more = f" (and {len(differs) - 3} more)" if len(differs) > 3 else ""
                 raise ValueError(f"the client contradicts itself: {'; '.join(differs[:3])}{more}")
+            counters = escort.get("counters")
             metrics = metrics.model_copy(
                 update={
                     **rates(metrics),
                     "unusable": tuple(told.unusable),
                     "client_bottleneck": self._bottleneck(escort),
                     "stopped_early": _stopped(escort) or metrics.stopped_early,
-                    "server_output_tokens": server_tokens(escort.get("counters"), metrics.output_tokens),
+                    "server_output_tokens": server_count(counters, metrics.output_tokens),
+                    "server_requests": server_count(counters, metrics.completed + metrics.failed, REQUESTS_COUNTED),
                 }
             )
-            telemetry = builtin.read_telemetry({"telemetry": escort.get("telemetry"), "client": {}})
+            telemetry = builtin.read_telemetry(
+                {
+                    "telemetry": escort.get("telemetry"),
+                    "client": {},
+                    "server_counters": in_between(counters),
+                }
+            )
             telemetry = telemetry.model_copy(update={"client_cpu_share": self._cpu_share(escort)})
             return RunResult(metrics=metrics, telemetry=telemetry, raw=dict(raw))
         except (ValueError, KeyError, TypeError, AttributeError) as wrong:
@@ -162,18 +170,25 @@ class EscortedClient(ABC):
         return f"it used {share:.0%} of a core" if share is not None and share > BUSY_CORES else None
 
 
-def server_tokens(counters: Mapping[str, Any] | None, claimed: int) -> int | None:
-    """What the server counted for the run, by its own counters; None where it has none.
+def server_count(counters: Mapping[str, Any] | None, claimed: int, names: Sequence[str] = COUNTED) -> int | None:
+    """What the server counted for the run, by its own counters (output tokens by default); None where it has none.
 
     It counted between `least`, from the moment that the client said it began, and `most`, from before it was started:
     the client's own trials lie between. A claim inside these bounds is taken as counted, else the bound it misses.
     """
-    before, begin, after = (builtin.counted((counters or {}).get(at)) for at in ("before", "begin", "after"))
+    before, begin, after = (builtin.counted((counters or {}).get(at), names) for at in ("before", "begin", "after"))
     if before is None or after is None:
         return None
     most = after - before
     least = 0 if begin is None else after - begin
     return min(max(claimed, least), most)
+
+
+def in_between(counters: Mapping[str, Any] | None) -> dict[str, float] | None:
+    """What the server counted while the client measured: from its mark on, or from its start where it gave none."""
+    told = counters or {}
+    before, after = told.get("begin") or told.get("before"), told.get("after")
+    return stream_client.counter_deltas(before, after)
 
 
 def ending(escort: Mapping[str, Any]) -> str:

@@ -80,7 +80,7 @@ COUNTERS = frozenset(
         "vllm": "prompt_tokens_total prompt_tokens_cached_total generation_tokens_total request_success_total"
         " num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total",
         "sglang": "prompt_tokens_total cached_tokens_total generation_tokens_total num_requests_total"
-        " evicted_tokens_total",
+        " num_aborted_requests_total num_retracted_requests_total evicted_tokens_total",
     }.items()
     for name in names.split()
 )
@@ -91,6 +91,7 @@ GPU_FIELDS = {
     "util_pct": "utilization.gpu",
     "memory_mb": "memory.used",
     "temperature_c": "temperature.gpu",
+    "power_limit_w": "power.limit",
     "throttle": "clocks_throttle_reasons.active",
 }
 clock = time.monotonic
@@ -1433,10 +1434,10 @@ def gpu_figures(index: str, rows: list[list[str]]) -> dict[str, Any]:
 
 
 def counter_deltas(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
-    """What the server counted in between; None if either side is missing."""
+    """What the server counted in between, from 0 for what it had not counted yet; None if either side is missing."""
     if before is None or after is None:
         return None
-    return {name: after[name] - before[name] for name in sorted(set(before) & set(after))}
+    return {name: count - before.get(name, 0.0) for name, count in sorted(after.items())}
 
 
 # --- the answers -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tools.facts.machine import (
 )
 from tools.facts.model import ModelFact, model_named
 from tools.facts.network import ConnectionsFact, Listener, ListenersFact, PortFacts, VisitorsFact
-from tools.facts.process import DescendantsFact, ProcessFact, ProcessFacts
+from tools.facts.process import DescendantsFact, OpenFilesFact, ProcessFact, ProcessFacts
 
 __all__ = [
     "BusyFact",
@@ -40,6 +40,7 @@ __all__ = [
     "Memory",
     "MemoryFact",
     "ModelFact",
+    "OpenFilesFact",
     "PortFacts",
     "ProcessFact",
     "ProcessFacts",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Generic, TypeVar
 
 from state.errors import CommandFailed
+from tools.redaction import unquoted
 from tools.shell import Host, brief
 
 Answer = TypeVar("Answer")
@@ -17,6 +19,8 @@ class Fact(ABC, Generic[Answer]):
     """One question to a host; `parse` raises ValueError, KeyError or IndexError for what it cannot read."""
 
     timeout_s: float = 30.0
+    private: bool = False
+    """Whether the answer may hold secrets, so that no error may quote it."""
 
     @abstractmethod
     def command(self) -> str:
@@ -29,14 +33,16 @@ class Fact(ABC, Generic[Answer]):
 
 async def ask(host: Host, fact: Fact[Answer]) -> Answer:
     """Put the question; CommandFailed when the host cannot answer or the answer cannot be read."""
-    result = await host.check(fact.command(), timeout_s=fact.timeout_s)
+    with unquoted() if fact.private else nullcontext():
+        result = await host.check(fact.command(), timeout_s=fact.timeout_s)
     try:
         return fact.parse(result.stdout)
     except (ValueError, LookupError) as error:
+        said = type(error).__name__ if fact.private else error
         raise CommandFailed(
-            f"the host's answer to {type(fact).__name__} cannot be read: {error}",
+            f"the host's answer to {type(fact).__name__} cannot be read: {said}",
             where={"host": host.name, "command": brief(fact.command())},
-            tail=result.tail,
+            tail="" if fact.private else result.tail,
             do="report this with the lines above: this system is not known yet",
         ) from error
 

@@ -63,6 +63,7 @@ class ProcessFact(Fact[ProcessFacts | None]):
     """Everything about one process in one round trip; None when there is no such process."""
 
     pid: int
+    private = True
 
     def command(self) -> str:
         """Raw files as encoded words; the stat file comes first and last, to notice that the pid changed hands."""
@@ -127,6 +128,20 @@ class DescendantsFact(Fact[tuple[ProcessId, ...]]):
         return tuple(
             ProcessId(pid=pid, start_ticks=by_pid[pid].start_ticks, boot_id=boot) for pid in family if pid != self.pid
         )
+
+
+@dataclass(frozen=True)
+class OpenFilesFact(Fact[int | None]):
+    """How many files a process that the login starts may open, its soft limit raised; None for any number."""
+
+    def command(self) -> str:
+        """The hard limit: whoever needs more than the soft one can have it."""
+        return "ulimit -H -n"
+
+    def parse(self, output: bytes) -> int | None:
+        """A number or a word."""
+        said = as_text(output).strip()
+        return None if said == "unlimited" else int(said)
 
 
 def descent(stats: Iterable[Stat], roots: Iterable[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from state.errors import PolicyRefused
-from state.models import Change, EnvChange, FlagChange, HotCall, LaunchSpec
+from state.models import Change, EnvChange, FlagChange, LaunchSpec, with_beside
 from tools.servers.base import FlagTable, ServerAdapter
 
 
@@ -13,13 +13,11 @@ def applied(adapter: ServerAdapter, spec: LaunchSpec, changes: Sequence[Change],
     """The changed spec; PolicyRefused with the reason of the first change that cannot be carried."""
     for change in changes:
         reason = adapter.check_change(change, known)
-        if isinstance(change, HotCall):
-            raise refusal(adapter, change, reason or "no configuration of a running server is changed")
         if reason is None and isinstance(change, EnvChange):
             reason = overruled(spec, change, known)
         if reason is not None:
             raise refusal(adapter, change, reason)
-        spec = _with_flag(adapter, spec, change, known) if isinstance(change, FlagChange) else _with_env(spec, change)
+        spec = _with(adapter, spec, change, known)
     return spec
 
 
@@ -37,6 +35,14 @@ def refusal(adapter: ServerAdapter, change: Change, reason: str) -> PolicyRefuse
         where={"engine": adapter.engine, "reason": reason},
         do="take the exact flag and value from the server's own --help",
     )
+
+
+def _with(adapter: ServerAdapter, spec: LaunchSpec, change: Change, known: FlagTable) -> LaunchSpec:
+    if isinstance(change, FlagChange):
+        return _with_flag(adapter, spec, change, known)
+    if isinstance(change, EnvChange):
+        return _with_env(spec, change)
+    return _revised(spec, beside=with_beside(spec.beside, change))
 
 
 def _with_flag(adapter: ServerAdapter, spec: LaunchSpec, change: FlagChange, known: FlagTable) -> LaunchSpec:

@@ -181,7 +181,12 @@ def _unreadable(argv: Sequence[str], at: int, known: FlagTable) -> ServerError:
     nearest = known.nearest(argv[at])
     return ServerError(
         "a command line holds a word that the server's own --help does not explain",
-        where={"program": argv[0], "word": argv[at], "nearest flag": nearest or "none", "known": len(known.flags)},
+        where={
+            "program": argv[0],
+            "word": argv[at].partition("=")[0],  # what follows may be a secret
+            "nearest flag": nearest or "none",
+            "known": len(known.flags),
+        },
         do="check that the help was taken from the very program and version that runs",
     )
 

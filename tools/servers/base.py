@@ -90,6 +90,16 @@ class HttpRequest(Frozen):
     api_key_file: str | None = None
 
 
+class HotSetting(Frozen):
+    """How a live setting is made, and where its value is read back."""
+
+    request: HttpRequest = Field(description="makes it")
+    reads: tuple[HttpRequest, ...] = Field(min_length=1, description="the first that is answered shows the value")
+    where: tuple[str, ...] = Field(
+        default=(), description="keys that lead to the value in a JSON answer; none: the whole answer"
+    )
+
+
 HttpError = Literal["refused", "timeout", "reset", "protocol", "unreachable", "key-file", "request", "deadline"]
 
 
@@ -131,6 +141,11 @@ class ServerAdapter(Protocol):
         """Canonical names whose values are only ever stored as keyed hashes."""
         ...
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Python packages from which the help comes, where printing it takes long; () where it is asked each time."""
+        ...
+
     def program(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The leading words that start the program: interpreter, module or script, or the binary alone."""
         ...
@@ -165,6 +180,10 @@ class ServerAdapter(Protocol):
 
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """Why the server would refuse or silently ignore the change; None when nothing speaks against it."""
+        ...
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """How a live setting is made and read back; None when the server has none of that name."""
         ...
 
     def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
@@ -236,7 +255,9 @@ VOLATILE_NAMES = frozenset(
     | {"LISTEN_PID", "MAINPID", "MANAGERPID", "WATCHDOG_PID"}
 )
 VOLATILE_PREFIXES = ("SSH_", "RATCHET_")
-SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+SECRET_NAME = re.compile(
+    r"(^|_)(API)?(KEYS?|TOKEN|SECRETS?|PASS(WORD|WD|PHRASE)?|PWD|CREDENTIALS?|AUTH|COOKIE)$", re.IGNORECASE
+)
 
 KeyedHash = Callable[[str], str]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from state.models import EnvChange, FlagChange
+from state.models import EnvChange, FlagChange, HotCall
 from tools.servers.base import FlagTable, KnownFlag, names_secret
 
 CODE_LOADING = re.compile(r"PATH|LIBRAR|PRELOAD|INJECT|TOOL|DEBUG|LLDB")
@@ -99,6 +99,12 @@ def _is_object(text: str) -> bool:
 
 def _within(number: float, low: float | None, high: float | None) -> bool:
     return (-math.inf if low is None else low) <= number <= (math.inf if high is None else high)
+
+
+def check_number(change: HotCall) -> str | None:
+    """Why a live setting that takes a number cannot be made or taken back."""
+    wrong = [text for text in (change.value, change.undo) if not FLOAT.fullmatch(text)]
+    return f"{change.name}: {wrong[0]!r} is not a number" if wrong else None
 
 
 def expected(flag: KnownFlag) -> str:

@@ -107,3 +107,8 @@ def total(answers: Mapping[str, HttpAnswer], name: str) -> int | None:
     """One metric summed over its labels, None where the server does not show it."""
     found = sums(answers, (name,)).get(name)
     return None if found is None else int(found)
+
+
+def number(text: str) -> int | float:
+    """The number that a text spells, whole where it is written so."""
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)

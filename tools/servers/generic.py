@@ -13,11 +13,11 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from state.errors import ServerError
-from state.models import Change, EnvChange, FlagChange, Frozen, LaunchSpec
+from state.models import Change, EnvChange, FlagChange, Frozen, HotCall, LaunchSpec
 from tools.servers import argv as words
 from tools.servers import checks
 from tools.servers.apply import applied
-from tools.servers.base import FlagTable, FlagType, HttpAnswer, HttpRequest, KnownFlag, Reading
+from tools.servers.base import FlagTable, FlagType, HotSetting, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 HEADER = "flags that the session file declares:"
 SECRET = "its value is a secret"
@@ -56,6 +56,41 @@ class DeclaredFlag(Frozen):
         return [flag] if other is None else [flag, other]
 
 
+class DeclaredHot(Frozen):
+    """One live setting; `{value}` stands for the value. It must be made in one way and read back in one."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][\w.:-]*$", description="what experiments call it")
+    set_command: tuple[str, ...] = Field(default=(), description="program and arguments, run on the host, that set it")
+    set_path: str | None = Field(default=None, pattern="^/", description="path under url that sets it, by POST")
+    set_body: str | None = Field(default=None, description="what is sent to set_path")
+    read_command: tuple[str, ...] = Field(
+        default=(), description="program and arguments, run on the host, that print its value"
+    )
+    read_path: str | None = Field(default=None, pattern="^/", description="path under url that shows its value")
+    read_key: tuple[str, ...] = Field(
+        default=(), description="keys that lead to the value in a JSON answer; none: the whole answer is the value"
+    )
+
+    def setting(self, base_url: str, value: str, api_key_file: str | None) -> HotSetting:
+        """How it is made and read back."""
+
+        def filled(text: str) -> str:
+            return text.replace("{value}", value)
+
+        request = HttpRequest(
+            id="set",
+            method="POST",
+            url=base_url + filled(self.set_path or ""),
+            command=tuple(map(filled, self.set_command)),
+            body=None if self.set_body is None else filled(self.set_body),
+            headers={"Content-Type": "application/json"},
+            api_key_file=api_key_file,
+        )
+        url = base_url + (self.read_path or "")
+        read = HttpRequest(id="read", url=url, command=self.read_command, api_key_file=api_key_file)
+        return HotSetting(request=request, reads=(read,), where=self.read_key)
+
+
 class GenericRules(Frozen):
     """What a person says about a server that Ratchet has no adapter for."""
 
@@ -73,6 +108,7 @@ class GenericRules(Frozen):
     version_command: tuple[str, ...] = Field(
         default=(), description="program and arguments that print the server's version"
     )
+    hot: tuple[DeclaredHot, ...] = Field(default=(), description="what can be set while the server runs")
 
 
 class Word(NamedTuple):
@@ -89,6 +125,7 @@ class Generic:
     """A server as a session file describes it; without a health check, a TCP connection to `url` is the proof."""
 
     engine: ClassVar[str] = "generic"
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, rules: GenericRules, url: str) -> None:
         self.rules = rules
@@ -183,7 +220,14 @@ class Generic:
             return checks.check_flag(change, known, dict.fromkeys(self.secret_flags, SECRET))
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, None, {})
-        return "a server without an adapter has no live setting that Ratchet knows"
+        if isinstance(change, HotCall) and change.name not in {one.name for one in self.rules.hot}:
+            return f"the session file declares no live setting {change.name}"
+        return None
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """See `ServerAdapter.hot_setting`; as declared."""
+        found = next((one for one in self.rules.hot if one.name == name), None)
+        return None if found is None else found.setting(base_url, value, api_key_file)
 
     def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
         """See `ServerAdapter.apply`."""

@@ -51,7 +51,7 @@ def error_kind(error: BaseException) -> str:
 
 
 def key_header(path: str) -> dict[str, str]:
-    """The first key of a file with one key a line, as a header; the key itself never leaves the host."""
+    """The first key of a file with one key a line, as a header; it stands in no answer."""
     try:
         with open(path, encoding="utf-8") as lines:
             keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -6,17 +6,19 @@ What was learned from llama.cpp's `common/arg.cpp` and from trials with build 11
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from state.errors import ServerError
-from state.models import Change, EnvChange, FlagChange, LaunchSpec
+from state.models import Change, EnvChange, FlagChange, HotCall, LaunchSpec
+from tools.changes.hot_probe import ONLY
 from tools.servers import argv as words
 from tools.servers import checks, completions, llamacpp_help
 from tools.servers import llamacpp_state as state
 from tools.servers.apply import applied
-from tools.servers.base import FlagTable, HttpAnswer, HttpRequest, KnownFlag, Reading
+from tools.servers.base import FlagTable, HotSetting, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SYNTAX = words.Syntax(
     underscores=True,
@@ -51,6 +53,7 @@ FIXED_NAMES = {
 }
 """Reason → names (with * for anything) of flags that no experiment may touch; a switch's negative goes with it."""
 LOOK_TIMEOUT_S = 5.0
+ADAPTER_SCALE = re.compile(r"lora:(\d+)")
 SAMPLING_SECTION = "sampling params"
 
 
@@ -58,6 +61,7 @@ class LlamaCpp:
     """llama-server's command line and HTTP API."""
 
     engine: ClassVar[str] = "llamacpp"
+    packages: ClassVar[tuple[str, ...]] = ()
     env_prefixes: ClassVar[tuple[str, ...]] = (
         "LLAMA_", "GGML_", "OMP_", "GOMP_", "KMP_", "CUDA_VISIBLE_DEVICES", "CUDA_SCALE_", "HIP_VISIBLE_DEVICES",
     )  # fmt: skip
@@ -108,7 +112,21 @@ class LlamaCpp:
             return checks.check_flag(change, known, fixed_flags(known))
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, "LLAMA_ARG_", fixed_flags(known))
-        return "llama-server has no live setting that Ratchet uses"
+        if isinstance(change, HotCall) and not ADAPTER_SCALE.fullmatch(change.name):
+            return "of llama-server's live settings only a LoRA adapter's scale is used: lora:ID"
+        return checks.check_number(change) if isinstance(change, HotCall) else None
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """See `ServerAdapter.hot_setting`: the scale of the only adapter; a call sets all that it does not name to 0."""
+        named = ADAPTER_SCALE.fullmatch(name)
+        if named is None:
+            return None
+        url = f"{base_url}/lora-adapters"
+        body = json.dumps([{"id": int(named[1]), "scale": completions.number(value)}])
+        headers = {"Content-Type": "application/json"}
+        request = HttpRequest(id="set", method="POST", url=url, body=body, headers=headers, api_key_file=api_key_file)
+        read = HttpRequest(id="read", url=url, api_key_file=api_key_file)
+        return HotSetting(request=request, reads=(read,), where=(ONLY, "scale"))
 
     def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
         """See `ServerAdapter.apply`."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from state.errors import ServerError
-from state.models import Change, EnvChange, FlagChange, LaunchSpec
+from state.models import Change, EnvChange, FlagChange, HotCall, LaunchSpec
 from tools.servers import argv as words
 from tools.servers import checks, completions
-from tools.servers.base import FlagTable, FlagType, HttpAnswer, HttpRequest, KnownFlag, Reading
+from tools.servers.base import FlagTable, FlagType, HotSetting, HttpAnswer, HttpRequest, KnownFlag, Reading
 
 SERVES = "it decides what is served, where and to whom, not how fast"
 ANSWERS = "it changes what is answered"
@@ -59,6 +59,7 @@ class PythonServer:
 
     engine: ClassVar[str]
     package: ClassVar[str]
+    """Its own name, under which its version and its files are found."""
     syntax: ClassVar[words.Syntax]
     secret_flags: ClassVar[frozenset[str]]
     env_prefixes: ClassVar[tuple[str, ...]]
@@ -73,6 +74,13 @@ class PythonServer:
     """Id → path of the questions that show state and configuration."""
     hot: ClassVar[Mapping[str, str]]
     """Live calls that the engine has, with the reason why Ratchet makes none of them an experiment."""
+    settable: ClassVar[frozenset[str]] = frozenset()
+    """Live settings that an experiment may make."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """See `ServerAdapter.packages`."""
+        return (self.package,)
 
     def program(self, argv: Sequence[str]) -> tuple[str, ...]:
         """See `ServerAdapter.program`; the subcommand belongs to it."""
@@ -117,7 +125,13 @@ class PythonServer:
             return checks.check_flag(change, known, self._closed(known.flags.get(change.name)))
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, None, {**FIXED_ENV, **self.fixed_env})
-        return self.hot.get(change.name, f"{self.engine} has no live setting {change.name} that Ratchet uses")
+        if isinstance(change, HotCall) and change.name not in self.settable:
+            return self.hot.get(change.name, f"{self.engine} has no live setting {change.name} that Ratchet uses")
+        return checks.check_number(change) if isinstance(change, HotCall) else None
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """See `ServerAdapter.hot_setting`; an engine that has some says how."""
+        return None
 
     def _closed(self, flag: KnownFlag | None) -> dict[str, str]:
         """The reason why no experiment may touch this flag, under its name; empty for one that is open."""

@@ -6,6 +6,7 @@ seen on 0.5.17 (H200) in recorded output; no SGLang was run against this adapter
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -16,7 +17,7 @@ from tools.servers import completions, python_server
 from tools.servers import sglang_state as state
 from tools.servers.apply import applied
 from tools.servers.argparse_help import parse_help
-from tools.servers.base import FlagTable, FlagType, HttpAnswer, KnownFlag
+from tools.servers.base import FlagTable, FlagType, HotSetting, HttpAnswer, HttpRequest, KnownFlag
 from tools.servers.python_server import ANSWERS, ENV_PREFIXES, PLACES, REACHES, REFUSES, REPORTS, SERVES
 
 SYNTAX = words.Syntax(
@@ -104,17 +105,17 @@ FIXED_ENV = {
     "SGLANG_TEST_*": REACHES,
     "SGLANG_*RECORD*": REPORTS,
 }
-LIVE_STATE = (
-    "only the size of pipeline micro-batches and the acceptance thresholds can be set live (/set_internal_state); "
-    "the first does nothing without pipelines, the second changes what is answered"
-)
+LIVE_STATE = "write the name of what it sets: the size of pipeline micro-batches, or one of the acceptance thresholds"
 HOT = {
     "flush_cache": "emptying the cache is no setting: it belongs to a measurement",
     "set_internal_state": LIVE_STATE,
-    "pp_max_micro_batch_size": LIVE_STATE,
     "start_profile": "a profile slows the server down while it is taken",
     "update_weights": "it decides what is served, where and to whom, not how fast",
 }
+SETTABLE = frozenset(
+    {"pp_max_micro_batch_size", "speculative_accept_threshold_single", "speculative_accept_threshold_acc"}
+)
+"""All that /set_internal_state takes (0.5.17). The thresholds change what is answered."""
 
 
 class Sglang(python_server.PythonServer):
@@ -138,6 +139,7 @@ class Sglang(python_server.PythonServer):
         "metrics": "/metrics",
     }
     hot: ClassVar[Mapping[str, str]] = HOT
+    settable: ClassVar[frozenset[str]] = SETTABLE
     version_words: ClassVar[tuple[str, ...]] = ("version",)
 
     def help_command(self, program: Sequence[str]) -> tuple[str, ...]:
@@ -155,6 +157,25 @@ class Sglang(python_server.PythonServer):
     def apply(self, spec: LaunchSpec, changes: Sequence[Change], known: FlagTable) -> LaunchSpec:
         """See `ServerAdapter.apply`."""
         return applied(self, spec, changes, known)
+
+    def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
+        """See `ServerAdapter.hot_setting`; read back where the server shows its arguments as they are now."""
+        if name not in SETTABLE:
+            return None
+        body = json.dumps({"server_args": {name: completions.number(value)}})
+        request = HttpRequest(
+            id="set",
+            method="POST",
+            url=f"{base_url}/set_internal_state",
+            body=body,
+            headers={"Content-Type": "application/json"},
+            api_key_file=api_key_file,
+        )
+        reads = tuple(
+            HttpRequest(id=path, url=f"{base_url}/{path}", api_key_file=api_key_file)
+            for path in ("server_info", "get_server_info")
+        )
+        return HotSetting(request=request, reads=reads, where=("internal_states", "0", name))
 
     def is_loading(self, answer: HttpAnswer) -> bool:
         """503 without a word: so it answers from opening its port to the end of its warm-up, for 12 s (0.5.17)."""

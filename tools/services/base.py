@@ -13,8 +13,9 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from state.models import Frozen, LaunchSpec, ProcessId
+from tools.changes.settle import SettleAsides
 from tools.job_scripts import stop_body
-from tools.procfs import LISTENING_SH, STAT_SH
+from tools.procfs import FAMILY_SH, LISTENING_SH, STAT_SH
 from tools.services.memory import AwaitMemory
 from tools.services.stop_container import StopContainer
 from tools.services.stop_unit import StopUnit
@@ -58,7 +59,7 @@ class StopAdopted(Frozen):
         """Sh that signals only after the start time and the boot were compared in the same breath."""
         steps = max(1, int(self.grace_s * STEPS_PER_S))
         return f"""(
-{STAT_SH}{_FAMILY_SH}
+{STAT_SH}{FAMILY_SH}
 pid={self.process.pid} ticks={self.process.start_ticks}
 [ "$boot" = {shlex.quote(self.process.boot_id)} ] && lives $pid $ticks || exit 0
 family $pid
@@ -99,7 +100,7 @@ done
 )"""
 
 
-Operation = StopJobs | StopAdopted | StopUnit | StopContainer | AwaitPortFree | AwaitMemory
+Operation = StopJobs | StopAdopted | StopUnit | StopContainer | AwaitPortFree | AwaitMemory | SettleAsides
 
 
 class Service(Protocol):
@@ -127,32 +128,3 @@ class Service(Protocol):
     def unpersist_script(self, session_id: str) -> str | None:
         """Sh that takes back what `persist_script` did in a session, if it did; None where it never does anything."""
         ...
-
-
-_FAMILY_SH = r"""
-# family PID: sets $found to PID:TICKS of the process and all of its descendants
-family() {
-  rows=
-  for path in /proc/[0-9]*; do
-    one=${path#/proc/}
-    stat_of "$one" && [ "$st_state" != Z ] && rows="$rows $one:$st_ppid:$st_ticks"
-  done
-  members=" $1 " grown=yes
-  while [ -n "$grown" ]; do
-    grown=
-    for row in $rows; do
-      one=${row%%:*} rest=${row#*:}
-      case "$members" in *" $one "*) continue ;; esac
-      case "$members" in *" ${rest%%:*} "*) members="$members$one " grown=yes ;; esac
-    done
-  done
-  found=
-  for row in $rows; do case "$members" in *" ${row%%:*} "*) found="$found ${row%%:*}:${row##*:}" ;; esac; done
-}
-# remaining: sets $left to those of $found that still live
-remaining() {
-  left=
-  for row in $found; do lives "${row%:*}" "${row#*:}" && left="$left $row"; done
-  [ -n "$left" ]
-}
-"""

@@ -55,10 +55,10 @@ class InContainer:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`: the job that has the engine start a container, and follows its main process."""
-        is_original = desired.fingerprint == self.original.fingerprint
+        is_original = desired.process_fingerprint == self.original.process_fingerprint
         begin = _ORIGINAL_SH if is_original else self._instead_sh(desired, secrets, key)
         return f"""{place_sh(self.root, key)}{NOTE_LEVEL_SH}{STAT_SH}{engine_sh(self.holder, self.root)}
-{follow_sh(desired.fingerprint)}
+{follow_sh(desired.process_fingerprint)}
 name={shlex.quote(self.holder.name)} aside={shlex.quote(self._aside)}
 # named NAME: gives the original that name, unless it has it
 named() {{
@@ -133,7 +133,7 @@ eng update --restart="$policy" "$original" >/dev/null && rm -f "$was"
         The whole environment is given in a file that is ours alone: the image's own values must not come through.
         """
         environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
-        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.fingerprint}
+        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.process_fingerprint}
         lines = [f"{name}={_one_line(name, value)}" for name, value in {**environ, **marks}.items()]
         words = [revealed(word, secrets) for word in desired.argv]
         options = [

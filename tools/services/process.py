@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from state.errors import ServerError
 from state.models import LaunchSpec, ProcessId
+from tools.changes.overlay import in_front, there_sh
 from tools.jobs import job_dir
 from tools.services.base import AwaitPortFree, Operation, StopAdopted, StopJobs
 from tools.services.lasting import PLACEHOLDER, VARIABLE, command_line
@@ -47,7 +48,8 @@ class BareProcess:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`."""
-        environ = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
+        recorded = {name: revealed(value, secrets) for name, value in {**desired.hidden_env, **desired.env}.items()}
+        environ = in_front(self.root, desired.beside, recorded)
         plain = {name: value for name, value in sorted(environ.items()) if _shell_holds(name)}
         odd = {name: value for name, value in sorted(environ.items()) if name not in plain}
         words = [revealed(word, secrets) for word in desired.argv]
@@ -61,8 +63,9 @@ class BareProcess:
             *_manners(desired),
             "ratchet_env=$(command -v env)",
             "unset RATCHET_CLEAN PWD OLDPWD",
-            f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.fingerprint}",
+            f"export RATCHET_LAUNCH={shlex.quote(key)} RATCHET_SPEC={desired.process_fingerprint}",
             *(f"export {name}={shlex.quote(value)}" for name, value in plain.items()),
+            *there_sh(self.root, desired.beside).splitlines(),
             *_ulimits(desired),
             f"exec {_carried(odd)}{shlex.join(words)}",
         ]

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Sequence
 
 from state.models import Holder, LaunchSpec, ProcessId
+from tools.changes.base import overlays
+from tools.changes.overlay import PATH_VARIABLE, in_front, there_sh
 from tools.jobs import job_dir
 from tools.procfs import STAT_SH
 from tools.services.base import AwaitPortFree, Operation, StopJobs
@@ -46,17 +48,17 @@ class SystemdUnit:
 
     def launch_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str:
         """See `Service.launch_script`: the job that has the unit started, and follows its main process."""
-        original = desired.fingerprint == self.original.fingerprint
+        original = desired.process_fingerprint == self.original.process_fingerprint
         name = f"zz-ratchet-{key.rpartition('-T')[0]}"
         place = self._drop_ins()
         files = {} if original else self._files(desired, secrets, key)
         written = _written_sh(place, name, files)
         return f"""{place_sh(self.root, key)}{NOTE_LEVEL_SH}{STAT_SH}{manager_sh(self.holder)}
-{follow_sh(desired.fingerprint)}
+{follow_sh(desired.process_fingerprint)}
 if [ "$(prop MainPID)" != 0 ]; then echo "$unit was started by somebody else meanwhile" >&2; exit 1; fi
 root rm -f {place}/{name}.conf {place}/{name}.env
 root rmdir {place} 2>/dev/null
-{written}mgr daemon-reload || exit 1
+{there_sh(self.root, desired.beside)}{written}mgr daemon-reload || exit 1
 mgr reset-failed -- "$unit" 2>/dev/null
 mgr start -- "$unit" &
 starter=$!
@@ -150,11 +152,14 @@ mgr daemon-reload
         """Variables that are other than the unit's own, secrets as placeholders, and those that are gone."""
         before, after = ({**spec.hidden_env, **spec.env} for spec in (self.original, desired))
         changed = {name: value for name, value in after.items() if before.get(name) != value}
+        if overlays(desired.beside):
+            recorded = {name: after[name] for name in after if name == PATH_VARIABLE}
+            changed |= in_front(self.root, desired.beside, recorded)
         return changed, sorted(name for name in before if name not in after)
 
     def _env(self, changed: dict[str, str], secrets: dict[str, str], desired: LaunchSpec, key: str) -> str:
         """The file of variables, with the marks by which what the manager starts is known as ours."""
-        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.fingerprint}
+        marks = {MARK: f"{job_dir(self.root, key)}/", SPEC_MARK: desired.process_fingerprint}
         shown = {name: revealed(value, secrets) for name, value in changed.items()}
         return "".join(f"{name}={_env_quoted(value)}\n" for name, value in {**shown, **marks}.items())
 

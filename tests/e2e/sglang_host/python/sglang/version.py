@@ -1,0 +1,3 @@
+"""Which version this tree says it is."""
+
+__version__ = "0.5.17"
