@@ -372,7 +372,9 @@ def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: 
 
 
 def test_an_address_with_a_password_is_no_option_for_a_file_that_is_shown(tmp_path: Path) -> None:
-    text = (DATA / "least.toml").read_text() + """
+    text = (
+        (DATA / "least.toml").read_text()
+        + """
 [[experiments]]
 id = "newer"
 title = "t"
@@ -381,6 +383,7 @@ changes = [
     { kind = "package", requirements = ["x==1"], options = ["--index-url", "https://me:hunter2@pypi.example/simple"] },
 ]
 """
+    )
     path = tmp_path / "session.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="an address with a password"):
