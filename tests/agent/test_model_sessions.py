@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.doctor import examine
 from agent.inbox import ask_to_stop
 from agent.planners.answer import PROPOSALS
 from agent.report import markdown
@@ -16,12 +17,23 @@ from agent.verify import verify
 from state.exchanges import Silence
 from state.models import DecisionKind, Disruption, FlagChange, Outcome, Role, SessionStatus, TodoStatus
 from state.replay import decision_log
-from tests.agent.model_sessions import FASTER, KEY, LISTED, NOTHING, TYPED, change, idea, model_session, plan
-from tests.agent.sim import ONE_POINT, flag
+from tests.agent.model_sessions import (
+    FASTER,
+    KEY,
+    LISTED,
+    NOTHING,
+    TYPED,
+    change,
+    idea,
+    model_session,
+    plan,
+    with_model,
+)
+from tests.agent.sim import ONE_POINT, Listed, flag
 from tests.agent.test_llm import no_proxy  # noqa: F401
 from tests.agent.test_loop import Killed, assert_consistent, outcomes
 from tests.stubs.chat import Move, Server, completion, cut, drops, hangs, says, sends, serving, stalls, status
-from tools.simulated import SimEffect
+from tools.simulated import SimEffect, SimulatedTarget
 
 pytestmark = pytest.mark.anyio
 
@@ -307,3 +319,17 @@ async def test_an_answer_that_used_up_the_budget_is_not_lost_with_the_agent(tmp_
             assert outcomes(runner)["model-1"] is Outcome.BETTER
             assert_went_well(runner, tmp_path)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(("key", "status_", "code"), [(KEY, "ok", 0), ("", "failed", 2)], ids=["there", "missing"])
+async def test_the_preflight_says_whether_the_key_is_there_and_asks_nobody(
+    key: str, status_: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_KEY", key)
+    with serving(says(plan(FASTER))) as server:
+        target = SimulatedTarget(tmp_path / "world", TYPED)
+        found = await examine(target, with_model(server.url), Listed(*LISTED), tmp_path / "state.db")
+    (check,) = [check for check in found.checks if check.name == "language model"]
+    assert (check.status, found.exit_code) == (status_, code)
+    assert [item.id for item in found.plan] == ["poll-0"]
+    assert server.requests == []
