@@ -765,7 +765,8 @@ class RemoteTarget:
         """Flags and version, from the very program: started as it is, but without its arguments; or as kept of it."""
         program = self.adapter.program(argv)
         kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
-        words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
+        # A question leaves no compiled files behind.
+        words = ["env", "-i", "PYTHONDONTWRITEBYTECODE=1", *(f"{name}={value}" for name, value in kept.items())]
 
         def in_place(command: Sequence[str]) -> str:
             if self.container is not None:

@@ -32,7 +32,7 @@ class FileDiff(NamedTuple):
 
 def parsed(text: str) -> tuple[FileDiff, ...]:
     """The files of a diff. ValueError when it holds something else than edits of existing files."""
-    lines = text.encode("utf-8", "surrogateescape").split(b"\n")
+    lines = text.removesuffix("\n").encode("utf-8", "surrogateescape").split(b"\n")
     found: list[FileDiff] = []
     at = 0
     while at < len(lines):
