@@ -1,8 +1,8 @@
 """A target behind SSH: composes host, service, server adapter and bench client into the Target seam; judges nothing.
 
-All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/` (changes
-beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for secrets)
-and `secrets.json` (their values).
+All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/`
+(changes beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for
+secrets) and `secrets.json` (their values).
 """
 
 from __future__ import annotations

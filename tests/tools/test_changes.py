@@ -42,11 +42,16 @@ from tools.ssh import SshHost
 
 
 class TestHere(ChangeContract):
-    stride = 2
+    stride = 3
 
     @pytest.fixture
     def host(self) -> LocalHost:
         return LocalHost()
+
+
+@pytest.mark.slow  # the same at every single step
+class TestHereAtEveryStep(TestHere):
+    stride = 1
 
 
 @pytest.mark.slow  # the same scripts as here, by another way

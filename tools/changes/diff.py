@@ -119,7 +119,7 @@ def _hunks(lines: list[bytes], at: int) -> tuple[tuple[Hunk, ...], int]:
 
 
 def _without_end(body: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The line before `\\ No newline at end of file` has no end."""
+    """The line before the remark that there is no newline at the end of the file has no end."""
     if not body:
         raise ValueError("a remark on a missing line end stands in front of any line")
     sign, line = body[-1]
