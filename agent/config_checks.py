@@ -9,6 +9,7 @@ from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
 from state.models import Disruption, JudgeRule, Policy, Workload
 from tools.benches.choice import unfit
+from tools.redaction import URL_PASSWORD
 
 Sections = Mapping[str, Any]
 
@@ -119,6 +120,15 @@ def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:
             yield Problem(path, f'"{name}" is the id of experiment {ids.index(name)} already')
 
 
+def _package_options(experiments: Sequence[Any]) -> Iterator[Problem]:
+    """The session file is stored and shown; pip finds passwords in a file of its own on the host."""
+    for index, experiment in enumerate(experiments):
+        for change in experiment.changes:
+            if any(URL_PASSWORD.search(option) for option in getattr(change, "options", ())):
+                message = "an address with a password; put that into pip.conf or ~/.netrc on the host"
+                yield Problem(("experiments", index, "changes"), message)
+
+
 def _generic(server: Any) -> Iterator[Problem]:
     rules = server.generic
     if server.engine != "generic":
@@ -202,4 +212,5 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = 
     (("workload", "manners"), _ceiling),
     (("planner",), _planner),
     (("experiments",), _experiments),
+    (("experiments",), _package_options),
 )

@@ -89,6 +89,7 @@ KEY_BYTES = 32
 CLIENT_KEY = "«secret:client key»"
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
+ALL_OF_STDIN_SH = 'eval "$(cat)"'
 RATE_LOOK_S, LONGEST_RATE_LOOK_S = 5.0, 60.0
 """How long requests of others are counted, at least and at most: long enough to see two at the rate allowed."""
 WORD = "NEEDS-HUMAN"
@@ -501,7 +502,10 @@ class RemoteTarget:
     async def persist(self, spec: LaunchSpec, key: str) -> str | None:
         """See `Target.persist`."""
         script = self._service().persist_script(spec, self.secrets, key)
-        return None if script is None else (await self._held().check(script, timeout_s=60)).text.strip()
+        if script is None:
+            return None
+        text = script.encode("utf-8", "surrogateescape")  # not in a command line, which everybody can read
+        return (await self._held().check(ALL_OF_STDIN_SH, stdin=text, timeout_s=60)).text.strip()
 
     async def unpersist(self) -> None:
         """See `Target.unpersist`."""

@@ -369,3 +369,24 @@ def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: 
     with pytest.raises(ConfigError) as caught:
         load(external(tmp_path, old, new, server))
     assert said in str(caught.value)
+
+
+def test_an_address_with_a_password_is_no_option_for_a_file_that_is_shown(tmp_path: Path) -> None:
+    text = (
+        (DATA / "least.toml").read_text()
+        + """
+[[experiments]]
+id = "newer"
+title = "t"
+hypothesis = "h"
+changes = [
+    { kind = "package", requirements = ["x==1"], options = ["--index-url", "https://me:hunter2@pypi.example/simple"] },
+]
+"""
+    )
+    path = tmp_path / "session.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="an address with a password"):
+        load(path)
+    path.write_text(text.replace("me:hunter2@", ""))
+    assert load(path).experiments[0].id == "newer"
