@@ -43,7 +43,7 @@ POLL_S = 0.5
 class Position(Frozen):
     """Who serves now: one of our trials, or nobody. Anybody else raises ForeignChange before this is made.
 
-    `astray`: the trial's process serves, but what is live of it is neither that trial's nor another's; it shows as open.
+    `astray`: the trial's process serves, but what is live of it is no trial's of that process; it shows as open.
     """
 
     trial: Trial | None
