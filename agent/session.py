@@ -296,6 +296,8 @@ class Runner:
         except StoppedByOperator:
             await self.hands.abandon_runs()
             return Proof(trial=trial, runs=(), words="not confirmed by a run: asked to stop at once")
+        except DrainFailed as failed:
+            return Proof(trial=trial, runs=(), words=f"not confirmed by a run: {failed.what}")
 
     async def put_back(self, original: bool) -> Trial:
         """The `restore` command: bring known-good (or the original) up if it does not serve already."""

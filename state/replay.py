@@ -48,8 +48,10 @@ def measurement_line(taken: Measurement) -> str:
 
 def trial_line(trial: Trial) -> str:
     """One launch in one line."""
-    if trial.failure is not None:
-        return f"{trial.kind} of {trial.fingerprint} failed: {trial.failure.cause}"
+    failure = trial.failure
+    if failure is not None:
+        asked = f" ({failure.action}{f' {failure.knob}' if failure.knob else ''})" if failure.action else ""
+        return f"{trial.kind} of {trial.fingerprint} failed, {failure.failure_class}: {failure.cause}{asked}"
     if trial.adopted:
         return f"the adopted process runs {trial.fingerprint}"
     if trial.kind == "adjust":

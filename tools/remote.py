@@ -1,8 +1,8 @@
 """A target behind SSH: composes host, service, server adapter and bench client into the Target seam; judges nothing.
 
-All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/` (changes
-beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for secrets)
-and `secrets.json` (their values).
+All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/`
+(changes beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for
+secrets) and `secrets.json` (their values).
 """
 
 from __future__ import annotations
@@ -769,7 +769,8 @@ class RemoteTarget:
         """Flags and version, from the very program: started as it is, but without its arguments; or as kept of it."""
         program = self.adapter.program(argv)
         kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
-        words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
+        # A question leaves no compiled files behind.
+        words = ["env", "-i", "PYTHONDONTWRITEBYTECODE=1", *(f"{name}={value}" for name, value in kept.items())]
 
         def in_place(command: Sequence[str]) -> str:
             if self.container is not None:

@@ -19,6 +19,8 @@ from state.store import Store
 from tests.e2e.rig import assert_at_most_one_server
 from tests.e2e.sglang_host.host import GATE, NEWEST, Scenario, SglangHost, scenario, sglang_host
 
+LIMIT_S = 2400
+"""After which a campaign hangs; no test asserts a time."""
 NOT_KEPT = (Outcome.NO_DIFFERENCE, Outcome.INCONCLUSIVE)
 
 
@@ -57,7 +59,8 @@ def lived_through(folder: Path, numbers: Scenario, *names: str) -> Iterator[Stor
     with sglang_host(folder, numbers) as host:
         host.start_server()
         original, before = host.argv(), host.sources()
-        agent = host.command("start", str(host.session_file(*names)), "--db", str(host.database))
+        agent = host.agent("start", str(host.session_file(*names)), "--db", str(host.database))
+        agent.process.wait(LIMIT_S)
         with host.store() as store:
             yield told_by(store, host, agent.process.returncode, agent.said, original, before)
 
@@ -116,7 +119,7 @@ def test_the_baseline_comes_first_at_every_level_one_at_a_time(first: Story) -> 
     assert {1, 10, 256, 1024} <= set(own)
     second = next(place for place, line in enumerate(seen) if line["event"] == "start" and line["number"] == 2)
     assert sum(line["event"] == "run" for line in seen[:second]) == len(own)
-    assert own.count(1) >= 4 and own.count(1024) >= 4
+    assert own.count(1) >= 3 and own.count(1024) >= 3
 
 
 def test_a_gain_of_two_percent_is_told_from_the_noise_and_kept(first: Story) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,7 @@ def test_a_night_of_patches_packages_commits_and_commands_leaves_what_was_kept_a
     assert look_at(place.site) == site
     assert look_at(place.cache) == cache
     told = place.log.read_text().split()
-    assert told[0] == "do" and all(one != other for one, other in zip(told, told[1:], strict=False))
+    assert told[0] == "do" and all(one != other for one, other in pairwise(told))
     assert_as_kept(place, spec)
     assert_at_most_one_server(host)
     assert watchers(host) == []

@@ -117,7 +117,7 @@ class LlamaCpp:
         return checks.check_number(change) if isinstance(change, HotCall) else None
 
     def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
-        """See `ServerAdapter.hot_setting`: the scale of the only adapter; a call sets all that it does not name to 0."""
+        """See `ServerAdapter.hot_setting`: the scale of the only adapter, since a call sets all others to 0."""
         named = ADAPTER_SCALE.fullmatch(name)
         if named is None:
             return None
