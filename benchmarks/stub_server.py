@@ -192,15 +192,16 @@ class Stub:
             self._answer(connection, *request)
 
     def _answer(self, connection: Connection, head: bytes, body: bytes) -> None:
-        if head.startswith(b"GET "):
-            connection.pieces = iter([self._look(head.split(b" ", 2)[1].partition(b"?")[0])])
+        method, path, _ = head.split(b" ", 2)
+        if method == b"GET" or not path.endswith(b"/completions"):
+            connection.pieces = iter([self._look(path.partition(b"?")[0])])
         else:
             connection.pieces = self._complete(connection, head, json.loads(body))
         if connection.pieces is not None:
             self._schedule(connection, time.monotonic() + self.options.first_s * (connection.interval_s > 0))
 
     def _look(self, path: bytes) -> bytes:
-        """The answer to a look; clients ask for more than one, and take a 404 for a server of another kind."""
+        """The answer to whatever else clients ask, most of it of servers of one kind only."""
         if path == b"/metrics":
             return plain("200 OK", self._metrics(), "text/plain")
         if path == b"/stats":
