@@ -16,7 +16,7 @@ import pytest
 
 from state.models import LaunchSpec, Role, TodoStatus
 from tests.contracts.change_contract import look_at
-from tests.e2e.rig import PROJECT, Rig, assert_at_most_one_server, rig
+from tests.e2e.rig import LIMIT_S, PROJECT, Rig, assert_at_most_one_server, rig
 from tests.e2e.test_real_session import database
 from tests.e2e.test_silence import markers, watchers
 from tests.tools.test_changes import wheel
@@ -155,8 +155,8 @@ def test_a_night_of_patches_packages_commits_and_commands_leaves_what_was_kept_a
     place.offer_others()
     site, cache = look_at(place.site), look_at(place.cache)
     more = place.experiments(PATCH, OTHERS)
-    agent = host.command("start", str(host.write_session(more, close_out_blocks=1)), *database(host))
-    assert agent.process.returncode == 0, agent.said
+    agent = host.agent("start", str(host.write_session(more, close_out_blocks=1)), *database(host))
+    assert agent.wait(4 * LIMIT_S) == 0, agent.said
     with host.store() as store:
         session = store.latest_session().id
         todos = {todo.id: todo for todo in store.todos(session)}

@@ -345,6 +345,13 @@ class Losing(LocalHost):
         raise OutcomeUnknown("the connection was lost", tail="environ b64:U0VDUkVU")
 
 
+class Nonsense(LocalHost):
+    """Answers everything with words that no fact knows."""
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        return CommandResult(exit=0, signal=None, stdout=b"stat b64:%%%\nenviron b64:U0VDUkVU\n", stderr=b"")
+
+
 async def test_an_error_does_not_quote_the_environment_of_a_process() -> None:
     with pytest.raises(OutcomeUnknown) as lost:
         await ask(Losing(), ProcessFact(os.getpid()))
@@ -361,10 +368,3 @@ async def test_an_error_does_not_quote_an_answer_that_cannot_be_read() -> None:
     with pytest.raises(CommandFailed, match=r"ProcessFact cannot be read: \w+\n") as unread:
         await ask(Nonsense(), ProcessFact(os.getpid()))
     assert unread.value.tail == ""
-
-
-class Nonsense(LocalHost):
-    """Answers everything with a word that no fact knows."""
-
-    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
-        return CommandResult(exit=0, signal=None, stdout=b"stat b64:%%%\nenviron b64:U0VDUkVU\n", stderr=b"")
