@@ -70,8 +70,8 @@ def usage_event(prompt: int, output: int) -> bytes:
     return event({"id": "cmpl-0123456789abcdef", "object": "text_completion", "choices": [], "usage": usage})
 
 
-def script(prompt: int, asked: int, fault: str) -> Iterator[bytes | None]:
-    """The pieces of a streamed answer, one per pace; None stands for an abrupt end."""
+def script(prompt: int, asked: int, fault: str, told: bool) -> Iterator[bytes | None]:
+    """The pieces of a streamed answer, one per pace; None stands for an abrupt end. `told`: usage was asked for."""
     sent = {"zero_tokens": 0, "quarter_tokens": asked // 4, "lying_usage": asked // 4, "pairs": asked // 2}.get(
         fault, asked
     )
@@ -82,7 +82,7 @@ def script(prompt: int, asked: int, fault: str) -> Iterator[bytes | None]:
             return
         yield TOKEN
     claimed = {"lying_usage": asked, "pairs": sent * 2}.get(fault, sent)
-    usage = b"" if fault == "no_usage" else usage_event(prompt, claimed)
+    usage = b"" if fault == "no_usage" or not told else usage_event(prompt, claimed)
     yield FINISH + usage + DONE
 
 
@@ -192,15 +192,16 @@ class Stub:
             self._answer(connection, *request)
 
     def _answer(self, connection: Connection, head: bytes, body: bytes) -> None:
-        if head.startswith(b"GET "):
-            connection.pieces = iter([self._look(head.split(b" ", 2)[1].partition(b"?")[0])])
+        method, path, _ = head.split(b" ", 2)
+        if method == b"GET" or not path.endswith(b"/completions"):
+            connection.pieces = iter([self._look(path.partition(b"?")[0])])
         else:
             connection.pieces = self._complete(connection, head, json.loads(body))
         if connection.pieces is not None:
             self._schedule(connection, time.monotonic() + self.options.first_s * (connection.interval_s > 0))
 
     def _look(self, path: bytes) -> bytes:
-        """The answer to a look; clients ask for more than one, and take a 404 for a server of another kind."""
+        """The answer to whatever else clients ask, most of it of servers of one kind only."""
         if path == b"/metrics":
             return plain("200 OK", self._metrics(), "text/plain")
         if path == b"/stats":
@@ -236,7 +237,8 @@ class Stub:
             self.options.drip_s if fault == "drip" else self.options.streams / rate if rate else 1e-9
         )
         self.prompt_tokens += len(body["prompt"])
-        return script(len(body["prompt"]), body["max_tokens"], fault)
+        told = bool((body.get("stream_options") or {}).get("include_usage"))
+        return script(len(body["prompt"]), body["max_tokens"], fault, told)
 
     def _fault(self, body: dict[str, Any], number: int) -> str:
         """The fault of the `number`-th request: spread evenly at `share`, or for the one request `only`."""

@@ -27,7 +27,7 @@ def named(variable: str) -> str:
 
 
 PROGRAM, MODEL = named("RATCHET_VLLM"), named("RATCHET_VLLM_MODEL")
-START_S = 600
+START_S = 900
 """After which a start hangs; a busy machine without a GPU takes minutes."""
 OWN = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Variables of a server that has 1 GiB of cache and tells nobody of itself."""

@@ -55,6 +55,10 @@ api_key_file = "{key_file}"
 start_deadline_s = {start_deadline_s}
 stop_grace_s = 5
 
+[workload]
+request_deadline_s = {request_deadline_s}
+run_deadline_s = {run_deadline_s}
+
 [[workload.load_points]]
 name = "few"
 concurrency = {concurrency}
@@ -187,7 +191,9 @@ class Rig:
         words += ["--api-key", f"{CANARY}-key", *(flags or MODEST.split())]
         return self.start_detached(words, port, stdin)
 
-    def start_detached(self, words: Sequence[str], port: int, stdin: str = "/dev/null", **more: str) -> int:
+    def start_detached(
+        self, words: Sequence[str], port: int, stdin: str = "/dev/null", limit_s: float = LIMIT_S, **more: str
+    ) -> int:
         """Start a server by its whole command line and wait until it listens; its pid. `more`: environment."""
         environ = {
             "PATH": os.environ["PATH"],
@@ -201,7 +207,7 @@ class Rig:
         command = ["/bin/sh", "-c", detach, "sh", stdin, *words]
         started = subprocess.run(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, check=True)
         pid = int(started.stdout)
-        self.until(lambda: self.listener(port) == pid or start_ticks(pid) is None)
+        self.until(lambda: self.listener(port) == pid or start_ticks(pid) is None, pause_s=0.1, limit_s=limit_s)
         assert self.listener(port) == pid, (self.folder / "server.log").read_text()
         return pid
 
@@ -243,6 +249,8 @@ class Rig:
             "port": self.port,
             "key_file": self.key_file,
             "engine": "llamacpp",
+            "request_deadline_s": 60,
+            "run_deadline_s": 300,
             "concurrency": 2,
             "requests": 4,
             "prompt_tokens": 64,
@@ -362,14 +370,20 @@ class Rig:
                     found[int(path.name)] = int((path / "stat").read_bytes().rpartition(b")")[2].split()[3])
         return found
 
-    def until(self, condition: Callable[[], object], agent: Agent | None = None) -> None:
-        """Wait until the condition is true; an agent that ends before, or `LIMIT_S`, is a failure."""
-        deadline = time.monotonic() + LIMIT_S
+    def until(
+        self,
+        condition: Callable[[], object],
+        agent: Agent | None = None,
+        pause_s: float = 0.02,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """Wait until the condition is true; an agent that ends before, or the limit, is a failure."""
+        deadline = time.monotonic() + limit_s
         while not condition():
             story = "" if agent is None else agent.said
             assert agent is None or agent.process.poll() is None, f"the agent ended too early\n{story}"
             assert time.monotonic() < deadline, f"waited in vain\n{story}"
-            time.sleep(0.02)
+            time.sleep(pause_s)
 
     # --- the end -------------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ IDEAS = "".join(
 
 class TestVllm(UnattendedNight):
     @pytest.fixture(scope="class")
-    def night(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+    @classmethod
+    def night(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
         with rig(tmp_path_factory.mktemp("unattended"), Path(real_vllm.MODEL), (real_vllm.PROGRAM,)) as host:
             words = [real_vllm.PROGRAM, "serve", real_vllm.MODEL, "--host", "127.0.0.1", "--port", str(host.port)]
             words += ["--api-key", f"{CANARY}-key", *FLAGS.split()]
@@ -53,17 +54,19 @@ class TestVllm(UnattendedNight):
                 (host.folder / name).mkdir()
             own = {"HOME": str(host.folder / "home"), "TMPDIR": str(host.folder / "tmp"), **real_vllm.OWN}
             witnessing = str(Path(__file__).with_name("witnessing"))
-            host.start_detached(words, host.port, PYTHONPATH=witnessing, **own)
+            host.start_detached(words, host.port, limit_s=real_vllm.START_S, PYTHONPATH=witnessing, **own)
             session = host.write_session(
                 IDEAS,
                 engine="vllm",
                 concurrency=8,
                 requests=16,
-                prompt_tokens=32,
-                output_tokens=16,
-                baseline_runs=4,
+                prompt_tokens=16,
+                output_tokens=8,
+                request_deadline_s=600,
+                run_deadline_s=1200,
+                baseline_runs=3,
                 max_blocks=3,
-                max_runs=2,
+                close_out_blocks=1,
                 retries=10,
                 start_deadline_s=real_vllm.START_S,
             )

@@ -45,15 +45,14 @@ IDEAS = "".join(
 
 def lived(host: Rig) -> Night:
     host.start_server(*MODEST.split())
-    session = host.write_session(
-        IDEAS, requests=8, prompt_tokens=128, baseline_runs=4, max_blocks=4, max_runs=2, retries=10
-    )
+    session = host.write_session(IDEAS, baseline_runs=3, max_blocks=4, retries=10)
     return lived_through(host, session, "flash_attn", ("--threads 2", "--ubatch-size 256"))
 
 
 class TestLlamaCpp(UnattendedNight):
     @pytest.fixture(scope="class")
-    def night(self, tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Night]:
+    @classmethod
+    def night(cls, tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Night]:
         with rig(tmp_path_factory.mktemp("unattended"), demo_model, WITNESSED) as host:
             yield lived(host)
 
@@ -61,7 +60,8 @@ class TestLlamaCpp(UnattendedNight):
 @pytest.mark.skipif("RATCHET_LLAMA_SERVER" not in os.environ, reason="RATCHET_LLAMA_SERVER names no llama-server")
 class TestNativeLlamaServer(UnattendedNight):
     @pytest.fixture(scope="class")
-    def night(self, tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Night]:
+    @classmethod
+    def night(cls, tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Night]:
         binary = str(Path(os.environ["RATCHET_LLAMA_SERVER"]).resolve())
         with rig(tmp_path_factory.mktemp("unattended"), demo_model, (binary,)) as host:
             yield lived(host)

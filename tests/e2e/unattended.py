@@ -1,7 +1,7 @@
 """A whole unattended night with its four ends: a keep, a revert, a flag that is refused, a start that fails.
 
-A subclass gives the fixture `night`, lived through on a real server that nobody holds. What is tried has effects that no
-busy machine hides: several times faster, several times slower, or no start at all.
+A subclass gives the fixture `night`, lived through on a real server that nobody holds. What is tried has effects that
+no busy machine hides: several times faster, several times slower, or no start at all.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def url(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 class TestBuiltinForReal(BenchContract):
     @pytest.fixture(scope="class")
-    def raw(self, url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    @classmethod
+    def raw(cls, url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         told = json.loads(run(Builtin(), url, tmp_path_factory.mktemp("run"))[RESULT])
         return {**told, "client": {**told["client"], "bottleneck_reason": None}}
 
