@@ -47,7 +47,7 @@ native: install
 	sh scripts/build-llama-server.sh
 	RATCHET_LLAMA_SERVER=.cache/llama-server/llama-server $(BIN)/python -m pytest -m real -k native
 
-# A real vLLM and real benchmark clients: half an hour and 10 GB the first time.
+# A real vLLM and real benchmark clients: half an hour and 7 GB the first time.
 REAL := $(CURDIR)/.cache/real
 real: export RATCHET_VLLM := $(REAL)/vllm/bin/vllm
 real: export RATCHET_VLLM_MODEL := $(REAL)/model

