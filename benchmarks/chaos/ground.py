@@ -27,11 +27,7 @@ DISK_MB = 400
 FILLER = "filler-of-the-disk"
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
-DEADLINES = """
-[workload]
-request_deadline_s = 12
-run_deadline_s = 24
-"""
+REQUEST_DEADLINE_S, RUN_DEADLINE_S = 12, 24
 EXPERIMENTS = (
     FASTER
     + """
@@ -220,7 +216,9 @@ class Ground:
         ).stdout
         known.write_text(f"[{self.link.address}]:{self.link.port} {key}")
         return self.host.write_session(
-            DEADLINES + experiments,
+            experiments,
+            request_deadline_s=REQUEST_DEADLINE_S,
+            run_deadline_s=RUN_DEADLINE_S,
             host=self.link.address,
             ssh_port=self.link.port,
             known_hosts=known,

@@ -100,6 +100,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     yield from lived_through(tmp_path_factory.mktemp("other"), numbers, *CAMPAIGN_A)
 
 
+@pytest.mark.slow
 def test_it_ends_alone_and_every_verdict_follows_from_what_was_measured(first: Story) -> None:
     assert first.code == 0, first.said
     with first.host.store() as store:
@@ -112,6 +113,7 @@ def test_it_ends_alone_and_every_verdict_follows_from_what_was_measured(first: S
     assert audit.checks
 
 
+@pytest.mark.slow
 def test_the_baseline_comes_first_at_every_level_one_at_a_time(first: Story) -> None:
     assert first.told(DecisionKind.CHOOSE)[0]["subject"] == "baseline"
     seen = first.host.seen()
@@ -122,6 +124,7 @@ def test_the_baseline_comes_first_at_every_level_one_at_a_time(first: Story) -> 
     assert own.count(1) >= 3 and own.count(1024) >= 3
 
 
+@pytest.mark.slow
 def test_a_gain_of_two_percent_is_told_from_the_noise_and_kept(first: Story) -> None:
     verdict = first.verdicts["mscclpp"]
     assert verdict.outcome is Outcome.BETTER, verdict.reason
@@ -133,6 +136,7 @@ def test_a_gain_of_two_percent_is_told_from_the_noise_and_kept(first: Story) -> 
     assert "--enable-mscclpp" in first.final
 
 
+@pytest.mark.slow
 def test_overlap_does_nothing_on_top_of_what_was_kept(first: Story) -> None:
     verdict = first.verdicts["single-batch-overlap"]
     assert verdict.outcome in NOT_KEPT
@@ -142,6 +146,7 @@ def test_overlap_does_nothing_on_top_of_what_was_kept(first: Story) -> None:
     assert "--enable-single-batch-overlap" not in first.final
 
 
+@pytest.mark.slow
 def test_piecewise_graphs_are_blocked_with_their_cause_and_so_is_what_needs_them(first: Story) -> None:
     blocked = first.todos["piecewise-graphs"]
     assert blocked.status is TodoStatus.BLOCKED
@@ -149,6 +154,7 @@ def test_piecewise_graphs_are_blocked_with_their_cause_and_so_is_what_needs_them
     assert_never_launched(first, "graph-compiler", "piecewise-graphs")
 
 
+@pytest.mark.slow
 def test_expert_parallelism_crashes_on_the_tile_and_its_relatives_are_not_tried(first: Story) -> None:
     blocked = first.todos["expert-parallel"]
     assert blocked.status is TodoStatus.BLOCKED
@@ -163,6 +169,7 @@ def assert_never_launched(story: Story, experiment: str, because: str) -> None:
     assert story.launches(experiment) == []
 
 
+@pytest.mark.slow
 def test_two_communication_experiments_that_do_nothing_change_the_direction(first: Story) -> None:
     pivot = next(one for one in first.told(DecisionKind.PIVOT) if one["what"].startswith("turn away"))
     assert "communication" in pivot["what"]
@@ -177,12 +184,14 @@ def test_two_communication_experiments_that_do_nothing_change_the_direction(firs
     assert at < first.place(DecisionKind.CHOOSE, "fusion-on-this-gpu"), "what is left of the topic"
 
 
+@pytest.mark.slow
 def test_parameters_are_tried_instead_of_patches(first: Story) -> None:
     for name in ("nccl-max-channels-8", "nccl-algo-tree", "decode-steps"):
         assert first.verdicts[name].outcome in NOT_KEPT
         assert first.place(DecisionKind.CHOOSE, name) < first.place(DecisionKind.CHOOSE, "fusion-on-this-gpu")
 
 
+@pytest.mark.slow
 def test_a_patch_that_collapses_is_undone_to_the_byte_with_its_cache(first: Story) -> None:
     verdict = first.verdicts["fusion-on-this-gpu"]
     assert verdict.outcome is Outcome.COLLAPSED, verdict.reason
@@ -194,6 +203,7 @@ def test_a_patch_that_collapses_is_undone_to_the_byte_with_its_cache(first: Stor
     assert later and all(start["gate"] == [9, 10] for start in later)
 
 
+@pytest.mark.slow
 def test_after_the_patch_the_parent_is_measured_again(first: Story) -> None:
     mine = [one for one in first.measurements if one.experiment_id == "fusion-on-this-gpu"]
     candidate = next(one for one in mine if one.arm is Arm.CANDIDATE)
@@ -209,6 +219,7 @@ def test_after_the_patch_the_parent_is_measured_again(first: Story) -> None:
     assert again[0].metrics.output_tok_s == pytest.approx(known[0], rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_collapse_is_seen_in_the_power_too(first: Story) -> None:
     assert power(first, "fusion-on-this-gpu", Arm.CANDIDATE) == {125.0}
     assert power(first, "mscclpp", Arm.CANDIDATE) == {330.0}
@@ -226,6 +237,7 @@ def power(story: Story, experiment: str, arm: Arm) -> set[float]:
     return {watts for watts in seen if watts > 100}
 
 
+@pytest.mark.slow
 def test_the_newest_commit_is_kept_and_serves_in_the_end(first: Story) -> None:
     verdict = first.verdicts["newest-commit"]
     assert verdict.outcome is Outcome.BETTER, verdict.reason
@@ -237,6 +249,7 @@ def test_the_newest_commit_is_kept_and_serves_in_the_end(first: Story) -> None:
     assert NEWEST not in (first.host.repository / "python" / "sglang" / "version.py").read_text()
 
 
+@pytest.mark.slow
 def test_what_disrupts_least_is_tried_first(first: Story) -> None:
     chosen = [one["subject"] for one in first.told(DecisionKind.CHOOSE) if first.todos[one["subject"]].experiment.tries]
     levels = [first.todos[name].experiment.disruption for name in chosen[: chosen.index("newest-commit") + 1]]
@@ -244,6 +257,7 @@ def test_what_disrupts_least_is_tried_first(first: Story) -> None:
     assert levels[0] is Disruption.RESTART and levels[-1] is Disruption.PATCH
 
 
+@pytest.mark.slow
 def test_what_a_version_blocked_is_tried_once_more_with_the_next_one(first: Story) -> None:
     for experiment, flag in (("expert-parallel", "--ep-size"), ("piecewise-graphs", "--cuda-graph-backend-prefill")):
         tried = [start["version"] for start in first.launches(experiment) if flag in start["argv"]]
@@ -252,16 +266,19 @@ def test_what_a_version_blocked_is_tried_once_more_with_the_next_one(first: Stor
         assert first.decisions.index(again) > first.place(DecisionKind.KEEP, "newest-commit")
 
 
+@pytest.mark.slow
 def test_no_start_ever_lacks_the_hard_constraint(first: Story) -> None:
     assert [start for start in first.host.seen("start") if start["env"].get("NCCL_P2P_DISABLE") != "1"] == []
 
 
+@pytest.mark.slow
 def test_servers_follow_each_other_and_are_asked_to_end(first: Story) -> None:
     assert_at_most_one_server(first.host)
     starts, stops, failed = (first.host.seen(event) for event in ("start", "stop", "failed"))
     assert len(starts) == len(stops) + len(failed) + 1
 
 
+@pytest.mark.slow
 def test_the_report_tells_the_findings(first: Story) -> None:
     told = first.host.command("report", "--db", str(first.host.database))
     assert told.process.returncode == 0, told.said
