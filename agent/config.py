@@ -28,6 +28,7 @@ from pydantic import (
 
 from agent.config_checks import contradictions
 from agent.config_lines import KeyPath, locate
+from agent.config_model import ModelSection
 from agent.config_problems import (
     Problem,
     missing_key,
@@ -239,14 +240,19 @@ class MannersSection(Frozen):
 class PlannerSection(Frozen):
     """Where the experiments come from."""
 
-    kind: Literal["catalogue", "selftest"] = Field(
-        default="catalogue", description="which planner proposes experiments; selftest only launches what runs already"
+    kind: Literal["catalogue", "model", "selftest"] = Field(
+        default="catalogue",
+        description="which planner proposes experiments; model: the catalogue, and a language model beside it; "
+        "selftest only launches what runs already",
     )
     only: tuple[str, ...] = Field(default=(), description="ids or tags of experiments; none means all")
     skip: tuple[str, ...] = Field(
         default=(), description='ids or tags of experiments that are left out; "numerics" for all that change answers'
     )
     relaunches: int = Field(default=0, ge=0, description="launches of the unchanged server in a selftest")
+    model: ModelSection | None = Field(
+        default=None, description="the language model that is asked where kind is model, and its budget in one session"
+    )
 
 
 class NotifySection(Frozen):

@@ -9,12 +9,13 @@ from agent.config_lines import KeyPath
 from agent.config_problems import Problem, nearest
 from state.models import Disruption, JudgeRule, Policy, Workload
 from tools.benches.choice import unfit
+from tools.redaction import URL_PASSWORD
 
 Sections = Mapping[str, Any]
 
 # What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
 RESERVED = ("adopted", "baseline", "close-out", "confirm", "restore")
-RESERVED_BEGINNINGS = ("sentinel-", "without-")
+RESERVED_BEGINNINGS = ("sentinel-", "without-", "model-")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:
@@ -105,6 +106,22 @@ def _planner(planner: Any) -> Iterator[Problem]:
     for index, name in enumerate(planner.skip):
         if name in planner.only:
             yield Problem(("planner", "skip", index), f'"{name}" stands in planner.only as well')
+    yield from _language_model(planner)
+
+
+def _language_model(planner: Any) -> Iterator[Problem]:
+    section, place = planner.model, ("planner", "model")
+    if section is None:
+        if planner.kind == "model":
+            yield Problem(("planner", "kind"), "a language model needs a section [planner.model]")
+        return
+    if section.api_key_env is not None and section.api_key_file is not None:
+        yield Problem((*place, "api_key_file"), "a key is named by api_key_env already")
+    if section.max_cost is not None and (section.price_in is None or section.price_out is None):
+        yield Problem((*place, "max_cost"), "a ceiling of the cost needs both prices, price_in and price_out")
+    if section.max_tokens <= section.answer_tokens:
+        message = f"expected more than one answer may have ({section.answer_tokens}), got {section.max_tokens}"
+        yield Problem((*place, "max_tokens"), message)
 
 
 def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:
@@ -117,6 +134,15 @@ def _experiments(experiments: Sequence[Any]) -> Iterator[Problem]:
             yield Problem(path, f'"{name}" begins like a name that Ratchet gives itself; choose another beginning')
         elif name in ids[:index]:
             yield Problem(path, f'"{name}" is the id of experiment {ids.index(name)} already')
+
+
+def _package_options(experiments: Sequence[Any]) -> Iterator[Problem]:
+    """The session file is stored and shown; pip finds passwords in a file of its own on the host."""
+    for index, experiment in enumerate(experiments):
+        for change in experiment.changes:
+            if any(URL_PASSWORD.search(option) for option in getattr(change, "options", ())):
+                message = "an address with a password; put that into pip.conf or ~/.netrc on the host"
+                yield Problem(("experiments", index, "changes"), message)
 
 
 def _generic(server: Any) -> Iterator[Problem]:
@@ -202,4 +228,5 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = 
     (("workload", "manners"), _ceiling),
     (("planner",), _planner),
     (("experiments",), _experiments),
+    (("experiments",), _package_options),
 )

@@ -1,11 +1,11 @@
-"""From a session file to live things: the target behind SSH and the planner; the one place where they are chosen."""
+"""From a session file to live things: the target behind SSH, the planner, the language model; chosen here only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agent.config import ServerSection, SessionConfig
-from agent.planners.base import Planner
+from agent.planners.base import Endpoint, Planner
 from agent.planners.catalogue import CataloguePlanner
 from agent.planners.selftest import SelftestPlanner
 from tools.benches.choice import bench_client
@@ -58,3 +58,14 @@ def planner_for(config: SessionConfig) -> Planner:
     return CataloguePlanner(
         config.planner.only, config.planner.skip, tuple(own.experiment() for own in config.experiments)
     )
+
+
+def endpoint_for(config: SessionConfig, environ: Mapping[str, str]) -> Endpoint | None:
+    """The language model that the session file asks for, None for a session without one."""
+    section = config.planner.model
+    if config.planner.kind != "model" or section is None:
+        return None
+    # Its client takes a second to load, which no session without a language model shall pay.
+    from agent.planners.llm import ChatEndpoint  # noqa: PLC0415
+
+    return ChatEndpoint(section, environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Awaitable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal
 
 from agent import chooser
 from agent.config import SessionConfig
+from agent.config_model import api_key
 from agent.manners import unmeasured, within_ceiling
 from agent.open_files import server_limit, shortages
 from agent.planners.base import Planner, View
@@ -23,7 +25,7 @@ from agent.policy import (
     observation_s,
 )
 from agent.room import refuse_no_room_here, refuse_no_room_there
-from state.errors import HostError, PolicyRefused, RatchetError
+from state.errors import ConfigError, HostError, PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
 from tools.services.finding import UNVERIFIED
 from tools.target import Target
@@ -76,6 +78,7 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
     checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
+    checks += _language_model(config)
     plan, left_out = _plan(
         target, config, planner, adoption, View(engine=adoption.spec.engine, spec=adoption.spec, facts=facts)
     )
@@ -111,6 +114,19 @@ async def _client(target: Target) -> Check:
         return Check(name="benchmark client", status="ok", text=await target.client())
     except HostError as error:
         return Check(name="benchmark client", status="failed", text=f"{error.what}: {error.tail}", do=error.do)
+
+
+def _language_model(config: SessionConfig) -> list[Check]:
+    """Whether its key is there; it is not asked, since that may cost something."""
+    section = config.planner.model
+    if config.planner.kind != "model" or section is None:
+        return []
+    try:
+        api_key(section, os.environ)
+    except ConfigError as missing:
+        return [Check(name="language model", status="failed", text=missing.what, do=missing.do)]
+    text = f"{section.model} at {section.base_url}, at most {section.max_calls} requests; not asked"
+    return [Check(name="language model", status="ok", text=text)]
 
 
 def _adoption_checks(adoption: Adoption, config: SessionConfig) -> list[Check]:
@@ -258,6 +274,8 @@ def _estimate(plan: list[PlannedItem], config: SessionConfig) -> float:
 
 def _exit_code(checks: list[Check]) -> int:
     failed = {check.name for check in checks if check.status == "failed"}
+    if "language model" in failed:
+        return 2
     if failed & {"restorable", "constraints"}:
         return 5
     return 3 if failed else 0

@@ -221,8 +221,11 @@ def known(store: Store, session_id: str) -> Known:
 
 
 def spoilt(store: Store, session_id: str) -> frozenset[str]:
-    """Launches whose server has complained under load: their figures are worth nothing from then on."""
-    return frozenset(taken.trial_id for taken in store.measurements(session_id) if taken.complaint is not None)
+    """Trials of servers that have complained under load: their figures are worth nothing from then on."""
+    trials = store.trials(session_id)
+    complained = {taken.trial_id for taken in store.measurements(session_id) if taken.complaint is not None}
+    processes = [trial.process for trial in trials if trial.id in complained and trial.process is not None]
+    return frozenset(trial.id for trial in trials if trial.id in complained or trial.process in processes)
 
 
 def spent(store: Store, session_id: str) -> Spent:

@@ -43,7 +43,7 @@ POLL_S = 0.5
 class Position(Frozen):
     """Who serves now: one of our trials, or nobody. Anybody else raises ForeignChange before this is made.
 
-    `astray`: the trial's process serves, but what is live of it is neither that trial's nor another's; it shows as open.
+    `astray`: the trial's process serves, but what is live of it is no trial's of that process; it shows as open.
     """
 
     trial: Trial | None
@@ -212,7 +212,7 @@ class Hands:
             workload=self.config.workload,
             seed=taken.seed,
             process=trial.process,
-            launch=None if trial.adopted else self.key(trial.id),
+            launch=self._launch_of(trial),
             answers=answers,
         )
         self.progress.phase(f"measuring {taken.id}: {taken.experiment_id}, {taken.arm}, {point.name}")
@@ -257,7 +257,7 @@ class Hands:
 
     @property
     def spoilt(self) -> frozenset[str]:
-        """Launches whose server complained under load; what they do from then on is worth nothing."""
+        """Trials of servers that complained under load; what these do from then on is worth nothing."""
         return spoilt(self.store, self.session_id)
 
     def key(self, item_id: str) -> str:
@@ -301,7 +301,7 @@ class Hands:
             return None
         position = await self.where()
         trial, serving = position.trial, position.serving
-        if trial is None or serving is None:
+        if trial is None or serving is None or trial.id in self.spoilt:
             return None
         ready = trial.status is TrialStatus.READY
         under_way = trial.status is TrialStatus.OPEN and (position.astray or trial.kind == "adjust")
@@ -309,6 +309,11 @@ class Hands:
         if not same or not (ready or under_way) or (relaunch and ready and trial.fingerprint == spec.fingerprint):
             return None
         return serving.process
+
+    def _launch_of(self, trial: Trial) -> str | None:
+        """Key of the launch that began the trial's process, beside which its log lies; None for the adopted one."""
+        begun = next((one for one in self.store.trials(self.session_id) if one.process == trial.process), trial)
+        return None if begun.adopted else self.key(begun.id)
 
     def _anything_live(self, spec: LaunchSpec) -> bool:
         seen = {trial.fingerprint for trial in self.store.trials(self.session_id)}

@@ -47,6 +47,7 @@ async def stop(hands: Hands, failure: Failure, step: Action) -> NoReturn:
     if step is not Action.ESCALATE:
         raise StoppedByFailure(f"trying on cannot help: {told(failure)}", do="mend it, then `resume` goes on")
     trial = await bring_back(hands, hands.role(Role.KNOWN_GOOD))
+    await hands.manners.at_rest()
     raise NeedsHuman(
         "something on the host wants a person; the known-good configuration serves",
         where={"target": hands.target.name, "diagnosis": told(failure), "serves": trial.id},

@@ -67,6 +67,10 @@ def story(event: ev.Event) -> tuple[str, str] | None:
         if trial.kind == "adjust":
             return f"adjust      {trial.id} generates", "dim"
         return f"launch      {trial.id} generates after {trial.load_s or 0.0:.1f} s", "dim"
+    if isinstance(event, ev.ExchangeClosed):
+        reply = event.reply
+        outcome = f"answered, {reply.tokens} tokens" if reply.silence is None else f"{reply.silence}: {reply.detail}"
+        return shortened(f"model       {event.exchange_id} {outcome}"), "dim"
     if isinstance(event, ev.Noted):  # commands for a person stand at the end
         return None if event.subject == LASTING else (f"note        {event.text}", "dim")
     if isinstance(event, ev.SessionMoved):

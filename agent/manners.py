@@ -94,6 +94,8 @@ class Manners:
                 await self._drain("a restore")
             except DrainFailed as failed:
                 self.hands.write(ev.Noted(text=f"restored without draining: {failed.what}; {failed.tail}"))
+        if not self.rules.wait_inflight_s:
+            return
         replaced = (await self.hands.where()).trial
         if replaced is None or replaced.status is not TrialStatus.READY or replaced.fingerprint == fingerprint:
             return  # nobody serves, or what serves answers no more
@@ -139,13 +141,18 @@ class Manners:
         What came of it, in words for the session's last decision; empty where the original serves.
         """
         serving = (await self.hands.where()).serving
-        if serving is None or serving.key is None or fingerprint == self.hands.role(Role.ORIGINAL):
+        if serving is None or fingerprint == self.hands.role(Role.ORIGINAL):
             return ""
-        told = await self._persisted(serving.key, fingerprint) if self.rules.persist else None
-        if told:
-            return f"; it comes back after a reboot: {told}"
-        commands = self.hands.target.lasting(self.store.spec(fingerprint))
-        self.hands.write(ev.Noted(text=commands, subject=LASTING))
+        spec = self.store.spec(fingerprint)
+        if self.rules.persist and spec.beside:
+            self.hands.write(ev.Noted(text="nothing was made to last: not all of it stands on the command line"))
+        elif self.rules.persist and serving.key is not None:
+            told = await self._persisted(serving.key, fingerprint)
+            if told:
+                return f"; it comes back after a reboot: {told}"
+        commands = [f"# beside the command line: {change}" for change in spec.beside]
+        commands.append(self.hands.target.lasting(spec))
+        self.hands.write(ev.Noted(text="\n".join(commands), subject=LASTING))
         return "; a reboot ends it, unless the commands in the report are used"
 
     async def _persisted(self, launch: str, fingerprint: str) -> str | None:

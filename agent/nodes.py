@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from agent import built_in, chooser
 from agent.config import SessionConfig
+from agent.counsel import Counsel
 from agent.decisions import Ids, consequences
 from agent.ending import bring_back, proven, restore
 from agent.evidence import (
@@ -63,9 +64,10 @@ class LoopState(TypedDict, total=False):
 class Nodes:
     """The steps, bound to one session."""
 
-    def __init__(self, hands: Hands, planner: Planner) -> None:
+    def __init__(self, hands: Hands, planner: Planner, counsel: Counsel) -> None:
         self.hands = hands
         self.planner = planner
+        self.counsel = counsel
 
     @property
     def store(self) -> Store:
@@ -140,6 +142,12 @@ class Nodes:
         self.hands.write(*added, ev.DecisionMade(decision=decision))
         return {"next": "choose"}
 
+    async def consult(self, state: LoopState) -> LoopState:
+        """Ask the language model for more; whatever comes of it, the session goes on with what is on the list."""
+        self._enter("consult")
+        await self.counsel.take(await self.target.facts())
+        return {"next": "choose"}
+
     async def choose(self, state: LoopState) -> LoopState:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
@@ -147,6 +155,8 @@ class Nodes:
         noise = self._too_noisy()
         if noise is not None:
             return self._give_up(noise)
+        if self.counsel.due(idle=False):
+            return {"next": "consult"}
         due = built_in.sentinel_due(self.store, self.session_id, self.config)
         if due is not None and due.obstacle is None:
             parent = self.hands.role(Role.KNOWN_GOOD)
@@ -156,7 +166,7 @@ class Nodes:
             return await self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
-            return await self._close(choice)
+            return {"next": "consult"} if self.counsel.due(idle=True) else await self._close(choice)
         experiment = choice.todo.experiment
         parent = self.hands.role(Role.KNOWN_GOOD)
         try:

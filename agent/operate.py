@@ -12,7 +12,8 @@ from rich.console import Console
 
 from agent import notify
 from agent.config import SessionConfig
-from agent.connect import connect, planner_for
+from agent.config_model import api_key
+from agent.connect import connect, endpoint_for, planner_for
 from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
 from agent.live import LivePicture, PlainLines
@@ -61,6 +62,8 @@ async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
 async def start(config: SessionConfig, database: Path, console: Console, again: str | None = None) -> int:
     """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
     fault = fault_point(os.environ)
+    if config.planner.kind == "model" and config.planner.model is not None:
+        api_key(config.planner.model, os.environ)  # at night nobody could mend it
     refuse_no_room_here(database)
     left_out, config = unmeasured(config), within_ceiling(config)
     with Store.write(database) as store:
@@ -177,16 +180,16 @@ async def _drive(
     fault: FaultPoint,
 ) -> int:
     """Run with a live picture on a terminal, with lines elsewhere; the report is written however it ends."""
-    planner = planner_for(config)
+    planner, endpoint = planner_for(config), endpoint_for(config, os.environ)
     report = store.path.with_name(f"report-{session_id}.md")
     try:
         if console.is_terminal:
             picture = LivePicture(store, session_id, console)
             with picture.shown():
-                code = await Runner(store, session_id, target, config, planner, picture, fault).run()
+                code = await Runner(store, session_id, target, config, planner, picture, fault, endpoint).run()
         else:
             lines = PlainLines(lambda text: _say(console, text))
-            code = await Runner(store, session_id, target, config, planner, lines, fault).run()
+            code = await Runner(store, session_id, target, config, planner, lines, fault, endpoint).run()
     finally:
         _write_report(store, session_id, report, console)
         _tell(store, session_id, config, console)

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from agent.built_in import kept, sentinels
+from agent.calibration import Guess, calibration
 from agent.evidence import BASELINE, CLOSE_OUT
 from agent.manners import LASTING, UNMEASURED
+from agent.planners.spend import used
 from agent.report_machine import machine_section
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
@@ -26,6 +28,7 @@ def markdown(store: Store, session_id: str) -> str:
         *machine_section(store, row),
         *_findings(store, row),
         *_downtime(store, row),
+        *_language_model(store, row),
         *_method(store, row),
     ]
     return "\n".join(parts) + "\n"
@@ -184,6 +187,33 @@ def _downtime(store: Store, row: SessionRow) -> Iterator[str]:
         if trial.failure is not None:
             yield f"- {trial.id} for {trial.experiment_id}: {trial.failure.failure_class}: {trial.failure.cause}"
     yield ""
+
+
+def _language_model(store: Store, row: SessionRow) -> Iterator[str]:
+    """What it cost and how well it guessed; nothing where none was asked."""
+    exchanges = store.exchanges(row.id)
+    if not exchanges:
+        return
+    took = used(exchanges)
+    silent = sum(exchange.reply is None or exchange.reply.silence is not None for exchange in exchanges)
+    own = [todo for todo in store.todos(row.id) if todo.experiment.source.kind == "model"]
+    yield "## Language model"
+    yield ""
+    yield (
+        f"- {exchanges[-1].ask.model}: {took.calls} requests, {silent} of them unanswered, {took.tokens} tokens, "
+        f"cost {took.cost:.4g}; {len(own)} of its experiments went on the list"
+    )
+    yield f"- {calibration(_guesses(own, store.verdicts(row.id)))}"
+    yield ""
+
+
+def _guesses(own: list[Todo], verdicts: dict[str, Verdict]) -> list[Guess]:
+    judged = [(todo, verdicts[todo.id].objective) for todo in own if todo.id in verdicts]
+    return [
+        Guess(experiment_id=todo.id, hoped=todo.experiment.expected_gain, effect=effect)
+        for todo, effect in judged
+        if effect is not None
+    ]
 
 
 def _method(store: Store, row: SessionRow) -> Iterator[str]:

@@ -13,13 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agent.config import SessionConfig
+from agent.counsel import Counsel
 from agent.ending import Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
 from agent.inbox import stop_file
 from agent.manners import UNMEASURED
 from agent.nodes import Nodes
-from agent.planners.base import Planner
+from agent.planners.base import Endpoint, Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
 from agent.tenure import Tenure
@@ -154,6 +155,7 @@ class Runner:
         planner: Planner,
         progress: Progress,
         fault: FaultPoint = no_fault,
+        endpoint: Endpoint | None = None,
     ) -> None:
         self.store = store
         self.session_id = session_id
@@ -163,7 +165,7 @@ class Runner:
         self.fault = fault
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
-        self.nodes = Nodes(self.hands, planner)
+        self.nodes = Nodes(self.hands, planner, Counsel(self.hands, endpoint))
         self.tenure = Tenure(self.hands)
 
     async def run(self) -> int:
@@ -296,6 +298,8 @@ class Runner:
         except StoppedByOperator:
             await self.hands.abandon_runs()
             return Proof(trial=trial, runs=(), words="not confirmed by a run: asked to stop at once")
+        except DrainFailed as failed:
+            return Proof(trial=trial, runs=(), words=f"not confirmed by a run: {failed.what}")
 
     async def put_back(self, original: bool) -> Trial:
         """The `restore` command: bring known-good (or the original) up if it does not serve already."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from state.exchanges import Ask, Reply
 from state.models import (
     Adoption,
     Experiment,
@@ -94,6 +95,8 @@ _MODELS: dict[tuple[str, str], Callable[[str], Any]] = {
     ("trials", "body"): _dumped(Trial),
     ("measurements", "body"): _dumped(Measurement),
     ("verdicts", "body"): _dumped(Verdict),
+    ("exchanges", "ask"): _dumped(Ask),
+    ("exchanges", "reply"): _dumped(Reply),
 }
 
 

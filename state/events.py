@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from state.exchanges import Ask, Reply
 from state.models import (
     Adoption,
     Answer,
@@ -168,6 +169,21 @@ class FindingMade(Frozen):
     finding: Finding
 
 
+class ExchangeOpened(Frozen):
+    """A language model is about to be asked."""
+
+    kind: Literal["exchange-opened"] = "exchange-opened"
+    ask: Ask
+
+
+class ExchangeClosed(Frozen):
+    """What the language model answered, or why it did not; written before anything of it is used."""
+
+    kind: Literal["exchange-closed"] = "exchange-closed"
+    exchange_id: str
+    reply: Reply
+
+
 class Noted(Frozen):
     """Something worth reading in the morning that is neither decision nor finding."""
 
@@ -194,6 +210,8 @@ Event = Annotated[
     | VerdictReached
     | DecisionMade
     | FindingMade
+    | ExchangeOpened
+    | ExchangeClosed
     | Noted,
     Field(discriminator="kind"),
 ]

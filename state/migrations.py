@@ -32,6 +32,13 @@ def m003_answers(db: Database) -> None:
     db.execute("ALTER TABLE measurements ADD COLUMN answers TEXT")
 
 
+@migrations()
+def m004_exchanges(db: Database) -> None:
+    """What was said to a language model and what it answered; the timeline tells of it."""
+    for statement in (*_EXCHANGES.split(";\n"), "DROP VIEW v_timeline", _timeline_with_exchanges()):
+        db.execute(statement)
+
+
 _TABLES = """
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, at REAL NOT NULL,
@@ -154,3 +161,31 @@ CREATE VIEW v_timeline AS
     FROM events WHERE kind NOT IN ('spec-seen', 'comparison-opened', 'measurement-opened',
         'effect-intended', 'effect-closed') ORDER BY seq
 """
+
+
+_EXCHANGES = """
+CREATE TABLE exchanges (
+    id TEXT PRIMARY KEY, session_id TEXT NOT NULL, round INTEGER NOT NULL, opened_at REAL NOT NULL,
+    closed_at REAL, ask TEXT NOT NULL, reply TEXT
+) STRICT;
+CREATE VIEW v_exchanges AS
+    SELECT session_id, id, round, datetime(opened_at, 'unixepoch') AS at,
+        json_extract(ask, '$.model') AS model, json_extract(ask, '$.prompt') AS prompt,
+        json_extract(reply, '$.silence') AS silence, json_extract(reply, '$.finish') AS finish,
+        round(json_extract(reply, '$.seconds'), 1) AS seconds,
+        json_extract(reply, '$.tokens') AS tokens, json_extract(reply, '$.cost') AS cost,
+        json_extract(reply, '$.text') AS answer
+    FROM exchanges ORDER BY opened_at, CAST(substr(id, 2) AS INTEGER)
+"""
+
+
+def _timeline_with_exchanges() -> str:
+    """The timeline's view as it was released, with two more kinds of events."""
+    (released,) = [statement for statement in _VIEWS.split(";\n") if "VIEW v_timeline" in statement]
+    told = """WHEN 'exchange-opened' THEN json_extract(body, '$.ask.id') || ' asks '
+                || json_extract(body, '$.ask.model')
+            WHEN 'exchange-closed' THEN json_extract(body, '$.exchange_id') || ' '
+                || coalesce(json_extract(body, '$.reply.silence'), 'answered, '
+                || json_extract(body, '$.reply.tokens') || ' tokens')
+            """
+    return released.replace("WHEN 'noted'", told + "WHEN 'noted'")

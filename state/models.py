@@ -380,7 +380,9 @@ class Idea(Frozen):
     priority: float = Field(default=0.5, ge=0, le=1, description="the higher is tried first within a tier")
     expected_gain: float = Field(default=0.0, description="hoped fraction at the objective, 0.1 = 10 %")
     risk: str = Field(default="", description="what could go wrong")
-    needs: tuple[str, ...] = Field(default=(), description="capabilities; a blocked one blocks this")
+    needs: tuple[str, ...] = Field(
+        default=(), description="capabilities, the one that it is about first; what lacks one of them is blocked"
+    )
     load_hint: LoadHint = Field(default=LoadHint.ANY, description="at which load an effect is expected")
     numerics: bool = Field(
         default=False, description="it changes the numbers that the model computes with: its answers must be compared"
@@ -757,6 +759,7 @@ class DecisionKind(StrEnum):
     BASELINE = "baseline"
     SENTINEL = "sentinel"
     PLAN = "plan"
+    CONSULT = "consult"
     CHOOSE = "choose"
     KEEP = "keep"
     REVERT = "revert"

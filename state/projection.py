@@ -23,6 +23,7 @@ TABLES = (
     "verdicts",
     "decisions",
     "findings",
+    "exchanges",
 )
 
 
@@ -239,6 +240,16 @@ def _finding_made(db: Database, session_id: str, at: float, event: ev.FindingMad
     db.table("findings").insert({**row, "session_id": session_id, "evidence": json.dumps(list(found.evidence))})
 
 
+def _exchange_opened(db: Database, session_id: str, at: float, event: ev.ExchangeOpened) -> None:
+    ask = event.ask
+    row = {"id": ask.id, "session_id": session_id, "round": ask.round, "opened_at": at, "ask": _json(ask)}
+    db.table("exchanges").insert({**row, "closed_at": None, "reply": None})
+
+
+def _exchange_closed(db: Database, session_id: str, at: float, event: ev.ExchangeClosed) -> None:
+    db.table("exchanges").update(event.exchange_id, {"closed_at": at, "reply": _json(event.reply)})
+
+
 _HANDLERS: dict[type[Frozen], Callable[[Database, str, float, Any], None]] = {
     ev.SessionOpened: _session_opened,
     ev.SessionMoved: _session_moved,
@@ -257,4 +268,6 @@ _HANDLERS: dict[type[Frozen], Callable[[Database, str, float, Any], None]] = {
     ev.VerdictReached: _verdict_reached,
     ev.DecisionMade: _decision_made,
     ev.FindingMade: _finding_made,
+    ev.ExchangeOpened: _exchange_opened,
+    ev.ExchangeClosed: _exchange_closed,
 }

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from state.conditions import machine
+from state.exchanges import Exchange
 from state.models import Measurement, Trial
 from state.store import Store
 
@@ -17,6 +18,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
     """
     measurements = {taken.id: taken for taken in store.measurements(session_id)}
     trials = {trial.id: trial for trial in store.trials(session_id)}
+    exchanges = {exchange.id: exchange for exchange in store.exchanges(session_id)}
     log = []
     for row in store.decisions(session_id):
         says = []
@@ -25,6 +27,8 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
                 says.append({"id": name, "says": measurement_line(measurements[name])})
             elif name in trials:
                 says.append({"id": name, "says": trial_line(trials[name])})
+            elif name in exchanges:
+                says.append({"id": name, "says": exchange_line(exchanges[name])})
         entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
         log.append({**entry, "at": iso(row["at"]), "evidence": says})
     return log
@@ -48,13 +52,25 @@ def measurement_line(taken: Measurement) -> str:
 
 def trial_line(trial: Trial) -> str:
     """One launch in one line."""
-    if trial.failure is not None:
-        return f"{trial.kind} of {trial.fingerprint} failed: {trial.failure.cause}"
+    failure = trial.failure
+    if failure is not None:
+        asked = f" ({failure.action}{f' {failure.knob}' if failure.knob else ''})" if failure.action else ""
+        return f"{trial.kind} of {trial.fingerprint} failed, {failure.failure_class}: {failure.cause}{asked}"
     if trial.adopted:
         return f"the adopted process runs {trial.fingerprint}"
     if trial.kind == "adjust":
         return f"the running process was brought into {trial.fingerprint}"
     return f"launch of {trial.fingerprint} generated after {trial.load_s or 0.0:.1f} s"
+
+
+def exchange_line(exchange: Exchange) -> str:
+    """One request to a language model in one line."""
+    head, reply = f"{exchange.ask.model} asked with {exchange.ask.prompt}", exchange.reply
+    if reply is None:
+        return f"{head}: no answer yet"
+    if reply.silence is not None:
+        return f"{head}: {reply.silence} after {reply.seconds:.1f} s ({reply.detail})"
+    return f"{head}: answered after {reply.seconds:.1f} s, {reply.tokens} tokens, ended by {reply.finish or 'nothing'}"
 
 
 def iso(at: float) -> str:

@@ -32,6 +32,7 @@ from state.database import (
     writer_lock,
 )
 from state.errors import ConfigError
+from state.exchanges import Ask, Exchange, Reply
 from state.models import (
     Adoption,
     Answer,
@@ -217,7 +218,14 @@ class Store:
         return self._parsed(_event, rows)
 
     def rows(self, table: str, session_id: str) -> dict[str, dict[str, Any]]:
-        """A session's rows of a table as they stand there, by key; `specs` belong to all sessions."""
+        """A session's rows of a table as they stand there, by key; `specs` belong to all sessions.
+
+        None of a table that an older schema lacks.
+        """
+        with story(self.path):
+            there = self.db.table(table).exists()
+        if not there:
+            return {}
         column = {"sessions": "id", "specs": "NULL"}.get(table, "session_id")
         rows = self._rows(f"SELECT * FROM {table} WHERE ifnull({column} = ?, true)", session_id)
         keys = [key for key in self.db.table(table).pks if key != "session_id"]
@@ -327,6 +335,11 @@ class Store:
         rows = self._rows("SELECT * FROM findings WHERE session_id = ? ORDER BY at, id", session_id)
         return self._parsed(_finding, rows)
 
+    def exchanges(self, session_id: str) -> list[Exchange]:
+        """What was said to a language model and what it answered, in order; none in a database of an older schema."""
+        found = self.rows("exchanges", session_id).values()
+        return self._parsed(_exchange, sorted(found, key=lambda row: int(row["id"][1:])))
+
     def effect(self, key: str) -> EffectRow | None:
         """An effect by key, None when it was never intended."""
         rows = self._rows("SELECT key, intent, outcome FROM effects WHERE key = ?", key)
@@ -418,6 +431,11 @@ def _todo(row: dict[str, Any]) -> Todo:
 def _finding(row: dict[str, Any]) -> Finding:
     evidence = tuple(json.loads(row["evidence"]))
     return Finding(id=row["id"], statement=row["statement"], evidence=evidence, scope=row["scope"])
+
+
+def _exchange(row: dict[str, Any]) -> Exchange:
+    reply = None if row["reply"] is None else Reply.model_validate_json(row["reply"])
+    return Exchange(ask=Ask.model_validate_json(row["ask"]), reply=reply)
 
 
 def _event(row: dict[str, Any]) -> StoredEvent:

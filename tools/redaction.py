@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from os.path import commonprefix
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
@@ -164,5 +163,11 @@ def _without_parts(text: str, form: str, placeholder: str) -> str:
     parts, place = [], 0
     while (at := text.find(form[:HEAD], place)) >= 0:
         parts += [text[place:at], placeholder]
-        place = at + len(commonprefix([text[at : at + len(form)], form]))
+        place = at + _alike(text[at:], form)
     return "".join([*parts, text[place:]])
+
+
+def _alike(text: str, form: str) -> int:
+    """How many characters both begin with."""
+    pairs = zip(text, form, strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(text), len(form)))

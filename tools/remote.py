@@ -1,8 +1,8 @@
 """A target behind SSH: composes host, service, server adapter and bench client into the Target seam; judges nothing.
 
-All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/` (changes
-beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for secrets)
-and `secrets.json` (their values).
+All our files on the host lie in one directory: `jobs/` (launches and benchmark runs), `asides/` and `overlays/`
+(changes beside the command line), `stream_client.py`, and two 0600 files, `hash.key` (key of the hashes that stand for
+secrets) and `secrets.json` (their values).
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ from tools.redaction import Redactor, discreet, unquoted
 from tools.restore import Restore
 from tools.servers import probe
 from tools.servers.base import Declared, FlagTable, HttpAnswer, ServerAdapter, make_spec
+from tools.servers.knobs import knobs
 from tools.services.base import Service, StopJobs
 from tools.services.container import InContainer, in_place_sh
 from tools.services.container_options import Container
@@ -89,6 +90,7 @@ KEY_BYTES = 32
 CLIENT_KEY = "«secret:client key»"
 READY_POLL_S = 0.25
 TRAFFIC_LOOK_S = 0.5
+ALL_OF_STDIN_SH = 'eval "$(cat)"'
 RATE_LOOK_S, LONGEST_RATE_LOOK_S = 5.0, 60.0
 """How long requests of others are counted, at least and at most: long enough to see two at the rate allowed."""
 WORD = "NEEDS-HUMAN"
@@ -359,6 +361,8 @@ class RemoteTarget:
             engine_version=version,
             compute=compute,
             model=None if named is None else await ask(self.host, ModelFact(named)),
+            knobs=knobs(self.adapter, known),
+            env_prefixes=self.adapter.env_prefixes,
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
@@ -501,7 +505,10 @@ class RemoteTarget:
     async def persist(self, spec: LaunchSpec, key: str) -> str | None:
         """See `Target.persist`."""
         script = self._service().persist_script(spec, self.secrets, key)
-        return None if script is None else (await self._held().check(script, timeout_s=60)).text.strip()
+        if script is None:
+            return None
+        text = script.encode("utf-8", "surrogateescape")  # not in a command line, which everybody can read
+        return (await self._held().check(ALL_OF_STDIN_SH, stdin=text, timeout_s=60)).text.strip()
 
     async def unpersist(self) -> None:
         """See `Target.unpersist`."""
@@ -765,7 +772,8 @@ class RemoteTarget:
         """Flags and version, from the very program: started as it is, but without its arguments; or as kept of it."""
         program = self.adapter.program(argv)
         kept = {name: environ[name] for name in LOADER_VARIABLES if name in environ}
-        words = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
+        # A question leaves no compiled files behind.
+        words = ["env", "-i", "PYTHONDONTWRITEBYTECODE=1", *(f"{name}={value}" for name, value in kept.items())]
 
         def in_place(command: Sequence[str]) -> str:
             if self.container is not None:

@@ -23,6 +23,7 @@ from state.models import (
     Answer,
     Change,
     Failure,
+    FlagChange,
     Frozen,
     LaunchSpec,
     ProcessId,
@@ -30,6 +31,8 @@ from state.models import (
 )
 from tools.benches import builtin
 from tools.diagnose import Action, FailureClass, diagnose
+from tools.servers.base import FlagTable, KnownFlag
+from tools.servers.checks import check_flag
 from tools.simulated_answers import Likeness, simulated_answers
 from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, Serving, TargetFacts, unheard
 
@@ -80,6 +83,7 @@ class Scenario(Frozen):
     engine: str = Field(default="llamacpp", description="whose failure rules apply")
     flags: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     known_flags: frozenset[str]
+    knobs: tuple[KnownFlag, ...] = Field(default=(), description="of these flags the values are checked too")
     base_tok_s: dict[str, float]
     effects: tuple[SimEffect, ...] = ()
     run_noise: float = 0.01
@@ -179,6 +183,7 @@ class SimulatedTarget:
             gpus=0,
             known_flags=self.scenario.known_flags,
             engine_version="sim-1",
+            knobs=self.scenario.knobs,
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
@@ -188,6 +193,7 @@ class SimulatedTarget:
             if change.kind == "flag":
                 if change.name not in self.scenario.known_flags:
                     raise PolicyRefused(f"the server does not know {change.name}", where={"host": self.name})
+                self._check_value(change)
                 flags.pop(change.name, None)
                 if not change.remove:
                     flags[change.name] = () if change.value is None else (change.value,)
@@ -404,6 +410,12 @@ class SimulatedTarget:
         for effect in self._effects(spec):
             rate *= effect.ratio.get(point, effect.ratio.get("*", 1.0))
         return rate
+
+    def _check_value(self, change: FlagChange) -> None:
+        typed = FlagTable(flags={flag.name: flag for flag in self.scenario.knobs})
+        reason = check_flag(change, typed, {}) if change.name in typed.flags else None
+        if reason is not None:
+            raise PolicyRefused(f"a change is refused: {change}", where={"host": self.name, "reason": reason})
 
     def _effects(self, spec: LaunchSpec) -> list[SimEffect]:
         settings = {name: " ".join(values) for name, values in spec.flags.items()} | spec.env

@@ -23,6 +23,7 @@ from state.models import (
     Telemetry,
     Workload,
 )
+from tools.servers.base import KnownFlag
 
 
 def unheard() -> None:
@@ -39,6 +40,8 @@ class TargetFacts(Frozen):
     engine_version: str
     compute: float | None = Field(default=None, description="least compute capability of the GPUs; None if not known")
     model: dict[str, Any] | None = Field(default=None, description="the model's config.json; None if not found")
+    knobs: tuple[KnownFlag, ...] = Field(default=(), description="flags that are open to experiments")
+    env_prefixes: tuple[str, ...] = Field(default=(), description="how variables begin that are open to experiments")
 
 
 class Room(Frozen):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from state.exchanges import Ask, Reply
 from state.models import Experiment, Frozen, LaunchSpec, Verdict
 from tools.target import TargetFacts
 
@@ -31,4 +33,12 @@ class Planner(Protocol):
 
     def propose(self, view: View) -> Proposal:
         """Experiments for the list; those already tried are not proposed again."""
+        ...
+
+
+class Endpoint(Protocol):
+    """A language model behind an API: it is sent messages and sends text, and nothing else passes between us."""
+
+    async def reply(self, ask: Ask, schema: Mapping[str, Any], within_s: float) -> Reply:
+        """What came back within the time, or why nothing did; never raises for anything that the endpoint does."""
         ...

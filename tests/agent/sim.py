@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.config import SessionConfig
 from agent.manners import unmeasured, within_ceiling
-from agent.planners.base import Proposal, View
+from agent.planners.base import Endpoint, Proposal, View
 from agent.progress import Silent
 from agent.session import Runner, new_session_id, open_session
 from state.journal import FaultPoint, no_fault
@@ -86,6 +86,7 @@ def sim_session(
     scenario: Scenario = SCENARIO,
     config: SessionConfig = CONFIG,
     fault: FaultPoint = no_fault,
+    endpoint: Endpoint | None = None,
 ) -> Iterator[Runner]:
     """A runner on a simulated target in `folder`; a session that is there already is taken up again."""
     target = SimulatedTarget(folder / "world", scenario)
@@ -95,7 +96,8 @@ def sim_session(
         session_id = known[-1].id if known else new_session_id(store.clock())
         if not known:
             open_session(store, session_id, config, _adopted(target), left_out)
-        yield Runner(store, session_id, target, config, Listed(*experiments or STANDARD), Silent(), fault)
+        planner = Listed(*experiments or STANDARD)
+        yield Runner(store, session_id, target, config, planner, Silent(), fault, endpoint)
 
 
 def _adopted(target: SimulatedTarget):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Sessions whose experiments do not stand on the command line: what is live costs no restart, and all of it comes back."""
+"""Sessions whose experiments do not stand on the command line: what is live costs no restart, and all comes back."""
 
 from __future__ import annotations
 

@@ -50,6 +50,8 @@ def test_every_key_of_a_full_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(config.policy.budget, Budget)
     assert config.policy.budget.time_s == 5400
     assert config.planner.only == ("threads",)
+    assert config.planner.model is not None
+    assert (config.planner.model.base_url, config.planner.model.max_cost) == ("https://llm.example.net/v1", 2.5)
     first, second, third = config.experiments
     assert [str(change) for change in first.changes] == [
         "--threads 2",
@@ -93,7 +95,15 @@ def test_a_wrong_file_names_every_problem(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["wrong_keys", "wrong_values", "wrong_experiments", "wrong_generic", "contradictions", "contradicting_manners"],
+    [
+        "wrong_keys",
+        "wrong_values",
+        "wrong_experiments",
+        "wrong_generic",
+        "wrong_model",
+        "contradictions",
+        "contradicting_manners",
+    ],
 )
 def test_problems_stand_in_the_order_of_the_file_and_none_is_unexpected(name: str) -> None:
     path = DATA / f"{name}.toml"
@@ -369,3 +379,24 @@ def test_what_a_client_cannot_measure_is_refused(tmp_path: Path, old: str, new: 
     with pytest.raises(ConfigError) as caught:
         load(external(tmp_path, old, new, server))
     assert said in str(caught.value)
+
+
+def test_an_address_with_a_password_is_no_option_for_a_file_that_is_shown(tmp_path: Path) -> None:
+    text = (
+        (DATA / "least.toml").read_text()
+        + """
+[[experiments]]
+id = "newer"
+title = "t"
+hypothesis = "h"
+changes = [
+    { kind = "package", requirements = ["x==1"], options = ["--index-url", "https://me:hunter2@pypi.example/simple"] },
+]
+"""
+    )
+    path = tmp_path / "session.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="an address with a password"):
+        load(path)
+    path.write_text(text.replace("me:hunter2@", ""))
+    assert load(path).experiments[0].id == "newer"

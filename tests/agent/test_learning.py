@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent import evidence
 from agent.brackets import follow_up, span_of
 from agent.known import Known, Trouble, blamed, failed_start, in_a_row, under_load
 from agent.relatives import all_lost, blocked_with, freed, lost, proven_to_work
+from state import events as ev
 from state.models import (
     Arm,
     EnvChange,
@@ -17,13 +20,17 @@ from state.models import (
     FlagChange,
     LaunchSpec,
     Measurement,
+    MeasurementStatus,
     Outcome,
+    ProcessId,
+    SessionStatus,
     Todo,
     TodoStatus,
     Trial,
     TrialStatus,
     Verdict,
 )
+from tests.agent.sessions import moved
 from tools.diagnose import Action, diagnose
 from tools.next_step import Span
 
@@ -303,3 +310,21 @@ def test_only_another_version_opens_the_question_again() -> None:
     assert freed(["flag", "env", "patch"], todos) == []
     assert [one.id for one in freed(["checkout"], todos)] == ["ep"]
     assert [one.id for one in freed(["flag", "package"], todos)] == ["ep"]
+
+
+# --- what a complaint spoils ---
+
+
+def test_a_complaint_spoils_the_process_in_every_live_state(tmp_path: Path) -> None:
+    served, other = (ProcessId(pid=pid, start_ticks=pid, boot_id="b") for pid in (7, 8))
+    first, second, third = (
+        trial(name, "e", spec()).model_copy(update={"process": process, "kind": kind})
+        for name, process, kind in (("T2", served, "launch"), ("T3", served, "adjust"), ("T4", other, "launch"))
+    )
+    said = diagnose("sglang", "KV cache pool is full. Retract requests. #retracted_reqs: 1\n", None)
+    complained = run("M1", "T3", complaint=said).model_copy(update={"status": MeasurementStatus.INVALID})
+    happened: list[ev.Event] = [ev.TrialOpened(trial=one) for one in (first, second, third)]
+    happened += [ev.MeasurementOpened(measurement=run("M1", "T3")), ev.MeasurementClosed(measurement=complained)]
+    with moved(tmp_path, SessionStatus.RUNNING, "", *happened) as (store, session):
+        assert evidence.spoilt(store, session) == {"T2", "T3"}
+        assert [taken.id for taken in evidence.known(store, session).complaints] == ["M1"]

@@ -116,11 +116,12 @@ class Ground:
             real = shutil.which(name)
             shim = self.shims / name
             shim.write_text(f"""#!/bin/sh
-count=$((0$({shutil.which("cat")} "{self.folder}/count" 2>/dev/null) + 1))
+count=$({shutil.which("cat")} "{self.folder}/count" 2>/dev/null)
+count=$((${{count:-0}} + 1))
 echo $count >"{self.folder}/count"
 if [ "$count" = "$KILL_AT" ]; then
   set -- $({shutil.which("cat")} /proc/$$/stat)
-  kill -KILL -- "-$5"
+  kill -KILL "-$5"
 fi
 exec {real} "$@"
 """)

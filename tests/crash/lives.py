@@ -30,8 +30,8 @@ EXPERIMENTS = (
     flag("--poll", "0", id="patch", changes=(PATCH,), tags=("patch",)),
     flag("--threads", "64"),
 )
-"""Two that are kept, the second without a restart; one that does not start; a patch that is kept, and one that collapses
-and is taken back; then a sentinel's turn has come.
+"""Two that are kept, the second without a restart; one that does not start; a patch that is kept; one that
+collapses and is taken back. Then a sentinel's turn has come.
 """
 CHECKED = ONE_POINT.model_copy(
     update={

@@ -19,6 +19,8 @@ from state.store import Store
 from tests.e2e.rig import assert_at_most_one_server
 from tests.e2e.sglang_host.host import GATE, NEWEST, Scenario, SglangHost, scenario, sglang_host
 
+LIMIT_S = 2400
+"""After which a campaign hangs; no test asserts a time."""
 NOT_KEPT = (Outcome.NO_DIFFERENCE, Outcome.INCONCLUSIVE)
 
 
@@ -57,7 +59,8 @@ def lived_through(folder: Path, numbers: Scenario, *names: str) -> Iterator[Stor
     with sglang_host(folder, numbers) as host:
         host.start_server()
         original, before = host.argv(), host.sources()
-        agent = host.command("start", str(host.session_file(*names)), "--db", str(host.database))
+        agent = host.agent("start", str(host.session_file(*names)), "--db", str(host.database))
+        agent.process.wait(LIMIT_S)
         with host.store() as store:
             yield told_by(store, host, agent.process.returncode, agent.said, original, before)
 
@@ -116,7 +119,7 @@ def test_the_baseline_comes_first_at_every_level_one_at_a_time(first: Story) -> 
     assert {1, 10, 256, 1024} <= set(own)
     second = next(place for place, line in enumerate(seen) if line["event"] == "start" and line["number"] == 2)
     assert sum(line["event"] == "run" for line in seen[:second]) == len(own)
-    assert own.count(1) >= 4 and own.count(1024) >= 4
+    assert own.count(1) >= 3 and own.count(1024) >= 3
 
 
 def test_a_gain_of_two_percent_is_told_from_the_noise_and_kept(first: Story) -> None:
@@ -150,7 +153,6 @@ def test_expert_parallelism_crashes_on_the_tile_and_its_relatives_are_not_tried(
     blocked = first.todos["expert-parallel"]
     assert blocked.status is TodoStatus.BLOCKED
     assert "shared memory, Required: 147456, Hardware limit: 101376" in blocked.reason
-    assert [line["cause"] for line in first.host.seen("failed")].count("expert parallelism") == 1
     assert_never_launched(first, "expert-parallel-exchange", "expert-parallel")
 
 
@@ -164,14 +166,21 @@ def assert_never_launched(story: Story, experiment: str, because: str) -> None:
 def test_two_communication_experiments_that_do_nothing_change_the_direction(first: Story) -> None:
     pivot = next(one for one in first.told(DecisionKind.PIVOT) if one["what"].startswith("turn away"))
     assert "communication" in pivot["what"]
-    assert "single-batch-overlap" in pivot["reason"] and "nccl-max-channels-8" in pivot["reason"]
-    runs = {one.id for one in first.measurements if one.experiment_id == "nccl-max-channels-8"}
+    tried = ("single-batch-overlap", "nccl-max-channels-8", "nccl-algo-tree")
+    named = [name for name in tried if name in pivot["reason"]]
+    assert len(named) == 2
+    runs = {one.id for one in first.measurements if one.experiment_id in named}
     assert runs & set(pivot["evidence"])
     assert any(statement.startswith("communication is not the bottleneck here") for statement in first.findings)
     at = first.decisions.index(pivot)
-    assert at < first.place(DecisionKind.CHOOSE, "decode-steps") < first.place(DecisionKind.CHOOSE, "nccl-algo-tree")
-    assert first.verdicts["decode-steps"].outcome in NOT_KEPT
-    assert first.verdicts["nccl-algo-tree"].outcome in NOT_KEPT
+    assert all(first.place(DecisionKind.REVERT, name) < at for name in named)
+    assert at < first.place(DecisionKind.CHOOSE, "fusion-on-this-gpu"), "what is left of the topic"
+
+
+def test_parameters_are_tried_instead_of_patches(first: Story) -> None:
+    for name in ("nccl-max-channels-8", "nccl-algo-tree", "decode-steps"):
+        assert first.verdicts[name].outcome in NOT_KEPT
+        assert first.place(DecisionKind.CHOOSE, name) < first.place(DecisionKind.CHOOSE, "fusion-on-this-gpu")
 
 
 def test_a_patch_that_collapses_is_undone_to_the_byte_with_its_cache(first: Story) -> None:
@@ -186,7 +195,8 @@ def test_a_patch_that_collapses_is_undone_to_the_byte_with_its_cache(first: Stor
 
 
 def test_after_the_patch_the_parent_is_measured_again(first: Story) -> None:
-    candidate = next(one for one in first.measurements if one.experiment_id == "fusion-on-this-gpu")
+    mine = [one for one in first.measurements if one.experiment_id == "fusion-on-this-gpu"]
+    candidate = next(one for one in mine if one.arm is Arm.CANDIDATE)
     after = first.measurements[first.measurements.index(candidate) :]
     again = [one for one in after if one.arm is Arm.BASELINE and one.trial_id != candidate.trial_id]
     assert again and again[0].metrics is not None and again[0].metrics.output_tok_s is not None
@@ -228,10 +238,18 @@ def test_the_newest_commit_is_kept_and_serves_in_the_end(first: Story) -> None:
 
 
 def test_what_disrupts_least_is_tried_first(first: Story) -> None:
-    chosen = [one["subject"] for one in first.told(DecisionKind.CHOOSE) if one["subject"] in first.todos]
-    levels = [first.todos[name].experiment.disruption for name in chosen if first.todos[name].experiment.tries]
+    chosen = [one["subject"] for one in first.told(DecisionKind.CHOOSE) if first.todos[one["subject"]].experiment.tries]
+    levels = [first.todos[name].experiment.disruption for name in chosen[: chosen.index("newest-commit") + 1]]
     assert levels == sorted(levels)
     assert levels[0] is Disruption.RESTART and levels[-1] is Disruption.PATCH
+
+
+def test_what_a_version_blocked_is_tried_once_more_with_the_next_one(first: Story) -> None:
+    for experiment, flag in (("expert-parallel", "--ep-size"), ("piecewise-graphs", "--cuda-graph-backend-prefill")):
+        tried = [start["version"] for start in first.launches(experiment) if flag in start["argv"]]
+        assert tried == ["0.5.17", NEWEST], experiment
+        again = first.told(DecisionKind.CHOOSE, experiment)[1]
+        assert first.decisions.index(again) > first.place(DecisionKind.KEEP, "newest-commit")
 
 
 def test_no_start_ever_lacks_the_hard_constraint(first: Story) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from state.models import LaunchSpec, Role, TodoStatus
 from tests.contracts.change_contract import look_at
-from tests.e2e.rig import PROJECT, Rig, assert_at_most_one_server, rig
+from tests.e2e.rig import LIMIT_S, PROJECT, Rig, assert_at_most_one_server, rig
 from tests.e2e.test_real_session import database
 from tests.e2e.test_silence import markers, watchers
 from tests.tools.test_changes import wheel
@@ -154,8 +155,8 @@ def test_a_night_of_patches_packages_commits_and_commands_leaves_what_was_kept_a
     place.offer_others()
     site, cache = look_at(place.site), look_at(place.cache)
     more = place.experiments(PATCH, OTHERS)
-    agent = host.command("start", str(host.write_session(more, close_out_blocks=1)), *database(host))
-    assert agent.process.returncode == 0, agent.said
+    agent = host.agent("start", str(host.write_session(more, close_out_blocks=1)), *database(host))
+    assert agent.wait(4 * LIMIT_S) == 0, agent.said
     with host.store() as store:
         session = store.latest_session().id
         todos = {todo.id: todo for todo in store.todos(session)}
@@ -171,7 +172,7 @@ def test_a_night_of_patches_packages_commits_and_commands_leaves_what_was_kept_a
     assert look_at(place.site) == site
     assert look_at(place.cache) == cache
     told = place.log.read_text().split()
-    assert told[0] == "do" and all(one != other for one, other in zip(told, told[1:], strict=False))
+    assert told[0] == "do" and all(one != other for one, other in pairwise(told))
     assert_as_kept(place, spec)
     assert_at_most_one_server(host)
     assert watchers(host) == []

@@ -31,14 +31,6 @@ AROUND = {
     "HF_TOKEN": f"{CANARY}-hub",
     "DATABASE_URL": f"postgres://me:{CANARY}-url@127.0.0.1/x",
 }
-SLOWER = """
-[[experiments]]
-id = "slower"
-title = "Batches of one token"
-hypothesis = "slower on purpose"
-changes = [{ kind = "flag", name = "--ubatch-size", value = "2" }]
-priority = 0.05
-"""
 READING = (
     ("report",),
     ("replay",),
@@ -137,7 +129,8 @@ def lived(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterato
 
 def lived_through(host: Rig, lines: CommandLines, messages: list[dict[str, str]], notify: str) -> Lived:
     original, said = host.argv(), {}
-    session = str(host.write_session(FASTER + REFUSED + SLOWER + notify, close_out_blocks=1))
+    short = {"prompt_tokens": 16, "close_out_blocks": 1}
+    session = str(host.write_session(FASTER + REFUSED + notify, **short))
     for words in (("doctor", session), ("doctor", session, "--json"), ("start", "--dry-run", session)):
         told = host.command(*words)
         assert told.process.returncode == 0, told.said
@@ -149,7 +142,7 @@ def lived_through(host: Rig, lines: CommandLines, messages: list[dict[str, str]]
     environ = host.environ()
     assert host.command("restore", "--original", *database(host)).process.returncode == 0
     restored = host.argv()
-    agent = host.agent("start", str(host.write_session(FASTER + notify)), *database(host))
+    agent = host.agent("start", str(host.write_session(FASTER + notify, **short)), *database(host))
     host.until(lambda: candidate_at_work(host), agent)
     (host.folder / "broken").touch()
     needs = agent.wait()
@@ -175,6 +168,7 @@ def test_the_sessions_went_through_what_they_should(lived: Lived) -> None:
         kinds = {decision["kind"] for decision in store.decisions(first)}
     assert todos["refused"] is TodoStatus.BLOCKED
     assert {"resume", "block", "end", "restore"} <= kinds
+    assert {"keep", "revert", "void"} & kinds, "which of them depends on how busy this machine is"
     assert any("«secret:" in failure.tail for failure in failures), "the log did print them"
     assert lived.needs == 6, lived.said["needs"]
     assert "RuntimeError: cannot log in with" in lived.said["needs"]

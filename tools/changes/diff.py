@@ -32,7 +32,7 @@ class FileDiff(NamedTuple):
 
 def parsed(text: str) -> tuple[FileDiff, ...]:
     """The files of a diff. ValueError when it holds something else than edits of existing files."""
-    lines = text.encode("utf-8", "surrogateescape").split(b"\n")
+    lines = text.removesuffix("\n").encode("utf-8", "surrogateescape").split(b"\n")
     found: list[FileDiff] = []
     at = 0
     while at < len(lines):
@@ -119,7 +119,7 @@ def _hunks(lines: list[bytes], at: int) -> tuple[tuple[Hunk, ...], int]:
 
 
 def _without_end(body: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The line before `\\ No newline at end of file` has no end."""
+    """The line before the remark that there is no newline at the end of the file has no end."""
     if not body:
         raise ValueError("a remark on a missing line end stands in front of any line")
     sign, line = body[-1]

@@ -95,13 +95,14 @@ printf '%s\\n' "$python" >"$d/ready.part" && mv -f "$d/ready.part" "$d/ready"
 
 def _checkout_sh(change: CheckoutChange) -> str:
     repository, commit = shlex.quote(change.repository), shlex.quote(f"{change.commit}^{{commit}}")
+    inside, missing = shlex.quote(change.path), shlex.quote(f"{change} has no folder {change.path}")
     return f"""
 [ -e "$d/ready" ] && exit 0
 found=$(git -C {repository} rev-parse --verify {commit}) || exit 1
 git -C {repository} worktree prune || exit 1
 if [ -e "$d/tree" ]; then git -C {repository} worktree remove --force "$d/tree" || exit 1; fi
 git -C {repository} worktree add --detach "$d/tree" "$found" >&2 || exit 1
-if [ ! -d "$d/tree/"{shlex.quote(change.path)} ]; then echo {shlex.quote(f"{change} has no folder {change.path}")} >&2; exit 1; fi
+if [ ! -d "$d/tree/"{inside} ]; then echo {missing} >&2; exit 1; fi
 echo "$found" >"$d/lock.txt" || exit 1
 git -C {repository} rev-parse HEAD >"$d/base.txt" || exit 1
 : >"$d/ready"

@@ -25,7 +25,7 @@ async def look(host: Host, root: str, overlays: Sequence[str] = ()) -> tuple[See
         raise CommandFailed(
             f"a record of a change on the host is damaged: {error}",
             where={"host": host.name, "records": f"{root}/asides, {root}/overlays"},
-            do="put its change.json back from a backup; without one, take the change back by hand and remove its folder",
+            do="put its change.json back from a backup; else take the change back by hand and remove its folder",
         ) from error
 
 

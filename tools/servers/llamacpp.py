@@ -109,7 +109,9 @@ class LlamaCpp:
     def check_change(self, change: Change, known: FlagTable) -> str | None:
         """See `ServerAdapter.check_change`."""
         if isinstance(change, FlagChange):
-            return checks.check_flag(change, known, fixed_flags(known))
+            flag = known.flags.get(change.name)
+            reason = None if flag is None else _fixed(flag)
+            return checks.check_flag(change, known, {} if reason is None else {change.name: reason})
         if isinstance(change, EnvChange):
             return checks.check_env(change, known, self.env_prefixes, "LLAMA_ARG_", fixed_flags(known))
         if isinstance(change, HotCall) and not ADAPTER_SCALE.fullmatch(change.name):
@@ -117,7 +119,7 @@ class LlamaCpp:
         return checks.check_number(change) if isinstance(change, HotCall) else None
 
     def hot_setting(self, base_url: str, name: str, value: str, api_key_file: str | None = None) -> HotSetting | None:
-        """See `ServerAdapter.hot_setting`: the scale of the only adapter; a call sets all that it does not name to 0."""
+        """See `ServerAdapter.hot_setting`: the scale of the only adapter, since a call sets all others to 0."""
         named = ADAPTER_SCALE.fullmatch(name)
         if named is None:
             return None

@@ -93,7 +93,7 @@ exit "${{code:-1}}"
         return container_run(self.holder, self.container, desired)
 
     def persist_script(self, desired: LaunchSpec, secrets: dict[str, str], key: str) -> str | None:
-        """See `Service.persist_script`: ours takes the restart policy of the container that was found, which gives it up.
+        """See `Service.persist_script`: ours takes over the restart policy of the container that was found.
 
         What it was is noted first, so that nothing is lost if this ends half-way; by the note it is given back.
         """

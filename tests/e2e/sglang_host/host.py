@@ -101,7 +101,7 @@ class SglangHost(Rig):
         }
         text = "".join((CAMPAIGNS / f"{name}.toml").read_text() for name in ("host", *names))
         path = self.folder / "session.toml"
-        path.write_text(Template(text).substitute(known)| fields))
+        path.write_text(Template(text).substitute(known))
         return path
 
     # --- what witnesses saw --------------------------------------------------------------------------------
@@ -114,13 +114,14 @@ class SglangHost(Rig):
 
     def starts(self) -> list[Start]:
         """See `Rig.starts`."""
-        return [
-            Start(one["pid"], one["ticks"], one["launch"], tuple(one["living"])) for one in self.seen("start")
-        ]
+        return [Start(one["pid"], one["ticks"], one["launch"], tuple(one["living"])) for one in self.seen("start")]
 
     def sources(self) -> dict[str, str]:
         """Every file of the installed package and of the cache of compiled kernels, with a digest of its bytes."""
-        files = [*(self.repository / "python").rglob("*.py"), *(path for path in self.cache.rglob("*") if path.is_file())]
+        files = [
+            *(self.repository / "python").rglob("*.py"),
+            *(path for path in self.cache.rglob("*") if path.is_file()),
+        ]
         return {str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     # --- how it is made ------------------------------------------------------------------------------------
