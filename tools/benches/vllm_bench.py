@@ -57,6 +57,8 @@ class VllmBench(EscortedClient):
             *("--random-input-len", str(point.prompt_tokens), "--random-output-len", str(point.output_tokens)),
             *("--num-prompts", str(point.requests), "--max-concurrency", str(point.concurrency)),
             *("--seed", str(request.seed), "--ignore-eos", "--temperature", "0"),
+            # On a connection that is kept, llama.cpp loses requests: its server closes it while the next one is sent.
+            *("--header", "Connection=close"),
             *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
             *("--save-result", "--save-detailed", "--result-dir", ".", "--result-filename", self.result),
             "--disable-tqdm",
