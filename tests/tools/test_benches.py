@@ -730,7 +730,7 @@ def test_a_failed_request_is_named_in_one_word() -> None:
 
 
 def test_answers_that_vllms_client_counts_anew_are_whole() -> None:
-    """Recorded on llama.cpp, whose usage the client does not see: two of twelve answers of 16 tokens are counted as 15."""
+    """Recorded on llama.cpp, whose usage it does not see: of twelve answers of 16 tokens two count as 15."""
     recording = Recording(VllmBench(["x"]), "0.32_llamacpp", point(2, 12, 32, 16), VLLM_PRINTS)
     metrics = recording.client.parse(recording.files(), KEY).metrics
     assert sorted(set(recording.line["output_lens"])) == [15, 16]
