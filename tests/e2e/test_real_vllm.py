@@ -61,12 +61,11 @@ class TestVllm(UnattendedNight):
                 concurrency=8,
                 requests=16,
                 prompt_tokens=16,
-                output_tokens=8,
+                output_tokens=16,
                 request_deadline_s=600,
                 run_deadline_s=1200,
                 baseline_runs=3,
                 max_blocks=3,
-                close_out_blocks=1,
                 retries=10,
                 start_deadline_s=real_vllm.START_S,
             )

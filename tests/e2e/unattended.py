@@ -131,7 +131,7 @@ class UnattendedNight:
         with night.host.store() as store:
             session = store.latest_session().id
             trials, todos = store.trials(session), {todo.id: todo for todo in store.todos(session)}
-            kept = store.role(session, Role.FINAL)
+            kept = store.comparison(session, KEPT).candidate
         (failed,) = [trial for trial in trials if trial.experiment_id == FAILED and trial.failure is not None]
         assert failed.failure is not None
         assert night.failed_with in failed.failure.cause

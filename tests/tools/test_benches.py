@@ -724,3 +724,31 @@ def test_a_failed_request_is_named_in_one_word() -> None:
         "failed",
         "503",
     ]
+
+
+# --- real runs that taught something -----------------------------------------------------------------------------
+
+
+def test_answers_that_vllms_client_counts_anew_are_whole() -> None:
+    """Recorded on llama.cpp, whose usage it does not see: of twelve answers of 16 tokens two count as 15."""
+    recording = Recording(VllmBench(["x"]), "0.32_llamacpp", point(2, 12, 32, 16), VLLM_PRINTS)
+    metrics = recording.client.parse(recording.files(), KEY).metrics
+    assert sorted(set(recording.line["output_lens"])) == [15, 16]
+    assert (metrics.output_tokens, metrics.retokenized_tokens, metrics.short_outputs) == (192, 190, 0)
+    assert invalid_reasons(metrics, Telemetry(), recording.at, ValidityRule()) == ()
+
+
+def test_aiperfs_rates_are_over_all_that_it_observed() -> None:
+    """Recorded in a run of 0.4 s whose every second request was refused; its window is a sixth longer."""
+    recording = Recording(AiPerf(["x"]), "half_refused", point(2, 12, 32, 16), {})
+    metrics = recording.client.parse(recording.files(), KEY).metrics
+    reasons = invalid_reasons(metrics, Telemetry(), recording.at, ValidityRule())
+    assert reasons[0] == "6 of 12 requests failed (6 × errors)"
+    assert metrics.output_tokens == 96
+
+
+def test_guidellm_tells_the_same_of_the_completions_endpoint() -> None:
+    recording = Recording(GuideLlm(["x"]), "0.8.1_completions", point(2, 12, 32, 16), {})
+    metrics = recording.client.parse(recording.files(), KEY).metrics
+    assert (metrics.completed, metrics.prompt_tokens, metrics.output_tokens) == (12, 12 * 32, 192)
+    assert invalid_reasons(metrics, Telemetry(), recording.at, ValidityRule()) == ()
