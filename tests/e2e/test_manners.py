@@ -51,6 +51,7 @@ def assert_in_turns(host: Rig, balancer: Balancer) -> None:
     assert not (host.root / MARK).exists()
 
 
+@pytest.mark.slow
 def test_a_night_with_a_balancer_restarts_nothing_under_its_users(host: Rig, balancer: Balancer) -> None:
     session = str(host.write_session(REFUSED + balancer.section(), requests=2))
     diagnosis = json.loads(host.command("doctor", session, "--json").out.read_text())
