@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,31 +10,13 @@ import pytest
 from agent.config import NotifySection
 from agent.notify import tell
 from state.models import SessionStatus
+from tests.inbox import Messages, inbox
 
 
-class Inbox(http.server.BaseHTTPRequestHandler):
-    messages: list[dict[str, str]]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.messages.append(json.loads(body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *words: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def inbox() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    received: list[dict[str, str]] = []
-    handler = type("OneInbox", (Inbox,), {"messages": received})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"json://127.0.0.1:{server.server_port}/", received
-        server.shutdown()
-        thread.join()
+@pytest.fixture(name="inbox")
+def _inbox() -> Iterator[tuple[str, Messages]]:
+    with inbox() as found:
+        yield found
 
 
 def section(tmp_path: Path, text: str, when: str = "needed") -> NotifySection:

@@ -24,8 +24,9 @@ from state.models import (
     TrialStatus,
 )
 from state.replay import decision_log
+from tests.agent.killing import died_at
 from tests.agent.sim import ONE_POINT, flag, sim_session
-from tests.agent.test_loop import Killed, assert_consistent, outcomes, world_log
+from tests.agent.test_loop import assert_consistent, outcomes, world_log
 from tools.simulated import Scenario, SimEffect
 
 pytestmark = pytest.mark.anyio
@@ -249,7 +250,7 @@ async def test_an_interrupted_session_follows_the_advice_exactly_once(tmp_path: 
     point, killed = 3, True
     while killed:
         folder = tmp_path / str(point)
-        killed = await _killed_at(folder, point)
+        killed = await died_at(folder, point, CANDIDATE, config=ONE_POINT, scenario=scenario(*NARROW))
         with sim_session(folder, CANDIDATE, config=ONE_POINT, scenario=scenario(*NARROW)) as runner:
             if killed:
                 assert await runner.run() == 0
@@ -258,24 +259,6 @@ async def test_an_interrupted_session_follows_the_advice_exactly_once(tmp_path: 
             assert_consistent(runner)
         point += 19
     assert point > 60
-
-
-async def _killed_at(folder: Path, point: int) -> bool:
-    """Run until the `point`-th fault point and die there; False when the session ended before it."""
-    left = point
-
-    def die(name: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed(name)
-
-    try:
-        with sim_session(folder, CANDIDATE, config=ONE_POINT, scenario=scenario(*NARROW), fault=die) as runner:
-            await runner.run()
-    except Killed:
-        return True
-    return False
 
 
 # --- relatives ---

@@ -7,35 +7,18 @@ from pathlib import Path
 import pytest
 
 from state.models import Role, SessionStatus
+from tests.agent.killing import died_at
 from tests.agent.sim import flag, sim_session
-from tests.agent.test_loop import Killed, assert_consistent
+from tests.agent.test_loop import assert_consistent
 
 pytestmark = pytest.mark.anyio
 
 EXPERIMENTS = (flag("--threads", "2"), flag("--cache", "q8_0"))
 
 
-async def _died(folder: Path, point: int) -> bool:
-    """Run until the `point`-th fault point and die there; False when the session ended before it."""
-    left = point
-
-    def die(name: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed(name)
-
-    try:
-        with sim_session(folder, *EXPERIMENTS, fault=die) as runner:
-            await runner.run()
-    except Killed:
-        return True
-    return False
-
-
 async def test_killed_anywhere_restored_and_resumed(tmp_path: Path) -> None:
     point = 0
-    while await _died(folder := tmp_path / str(point), point):
+    while await died_at(folder := tmp_path / str(point), point, *EXPERIMENTS):
         with sim_session(folder, *EXPERIMENTS) as runner:
             await runner.put_back(original=True)
             serving = await runner.target.serving()

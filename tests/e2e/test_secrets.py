@@ -7,7 +7,6 @@ every other file of either side, every word of the command line and every comman
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import stat
 import threading
@@ -21,6 +20,7 @@ import pytest
 from state.models import TodoStatus
 from tests.e2e.rig import CANARY, FASTER, MODEST, TALKATIVE, Rig, rig
 from tests.e2e.test_real_session import REFUSED, candidate_at_work, database
+from tests.inbox import inbox
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -88,36 +88,12 @@ class Lived(NamedTuple):
     word: Path
 
 
-class Inbox(http.server.BaseHTTPRequestHandler):
-    messages: list[dict[str, str]]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.messages.append(json.loads(body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *words: object) -> None:
-        """Quiet."""
-
-
-@contextlib.contextmanager
-def inbox() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    received: list[dict[str, str]] = []
-    handler = type("OneInbox", (Inbox,), {"messages": received})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"json://me:{CANARY}-notify@127.0.0.1:{server.server_port}/", received
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Lived]:
-    with rig(tmp_path_factory.mktemp("secrets"), demo_model, TALKATIVE) as host, inbox() as (url, messages):
+    with (
+        rig(tmp_path_factory.mktemp("secrets"), demo_model, TALKATIVE) as host,
+        inbox(f"me:{CANARY}-notify@") as (url, messages),
+    ):
         host.key_file.write_text(f"{CANARY}-client\n")
         host.around_server = AROUND | {"BROKEN": str(host.folder / "broken")}
         host.start_server(*MODEST.split(), "--api-key", f"{CANARY}-key,{CANARY}-client")
