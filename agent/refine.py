@@ -20,6 +20,8 @@ FURTHER = 12
 """Points that are asked for at a time."""
 WORTH = 0.25
 """An idea is worth its launches when its expected improvement is at least this part of the smallest relevant gain."""
+PATIENCE = 4
+"""After so many refinements that came to nothing in a row the next one has to promise twice as much."""
 BELIEVED = 0.5
 """What a catalogue hopes for is believed by half: most of what is hoped for is not found."""
 MOST_AT_ONCE = 8
@@ -88,11 +90,11 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
 
     `objects` says whether a setting cannot be made on known-good, or may not.
     """
-    moves = levers(learned.engine, learned.ideas, learned.found)
+    moves = levers(learned.engine, _written(learned.ideas), learned.found)
     model = _Model(learned, moves)
     offered = {one.setting: one for one in (*_further(moves, model, ask), *_combined(moves, model))}
     fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting)]
-    worth = WORTH * math.log1p(learned.minimal_effect)
+    worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
     for one in sorted(model.weighed(fresh), key=lambda one: (-one.hoped, len(one.setting), one.what)):
         if one.hoped < worth or len(chosen) == AT_ONCE:
@@ -129,6 +131,21 @@ def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
     return [_experiment(told, learned, moves, learned.made + 1).model_copy(update={"priority": 1.0})]
 
 
+def _written(ideas: Sequence[Experiment]) -> list[Experiment]:
+    """What somebody wrote down: combinations of combinations would have no end."""
+    return [idea for idea in ideas if idea.source.kind != "refinement"]
+
+
+def _fruitless(learned: Learned) -> int:
+    """How many refinements in a row came to nothing."""
+    count = 0
+    for one in reversed(learned.tried):
+        if one.outcome is Outcome.BETTER or one.experiment.source.kind != "refinement":
+            break
+        count += 1
+    return count
+
+
 def _overlaps(one: Candidate, other: Candidate) -> bool:
     """Whether one holds all of the other: the smaller is tried first, and the larger then on what it shows."""
     mine, theirs = {*one.setting}, {*other.setting}
@@ -153,8 +170,8 @@ class _Model:
         self.known_good = self.at(learned.known_good)
         self.hopes = [
             (moved({}, plain(idea), self.defaults), BELIEVED * math.log1p(max(0.0, idea.expected_gain)))
-            for idea in learned.ideas
-            if plain(idea) and idea.source.kind != "refinement"
+            for idea in _written(learned.ideas)
+            if plain(idea)
         ]
         self.seen = [self._seen(one) for one in learned.tried if one.outcome not in NOT_MEASURED]
 
@@ -328,7 +345,7 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
         changes=one.setting,
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
         priority=min(1.0, 0.5 + guess.hoped),
-        expected_gain=math.expm1(one.mean),
+        expected_gain=math.expm1(guess.hoped),
         needs=tuple(dict.fromkeys(need for idea in ideas if {*plain(idea)} <= {*one.setting} for need in idea.needs)),
         numerics=any(idea.numerics for idea in ideas),
         source=Source(kind="refinement"),

@@ -31,6 +31,10 @@ from tools.target import Target
 
 LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
 ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
+TOO_FEW = "no two ideas that promise enough go together from the beginning"
+NOT_WORTH = (
+    "no setting, number or pair that was not tried promises enough by what was measured to be worth its launches"
+)
 WAITS = frozenset({TodoStatus.PENDING, TodoStatus.IN_PROGRESS})
 
 
@@ -86,14 +90,16 @@ def objection(
 
 def decided(store: Store, session_id: str, new: Sequence[Experiment], refined: Sequence[Experiment]) -> list[ev.Event]:
     """What is added to the list, and the decision that says why; also when nothing is."""
+    begins = not store.verdicts(session_id)
+    nothing = TOO_FEW if begins else NOT_WORTH
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
     words += [f"{one.id} fits the configuration that was kept" for one in new]
     decision = store.decide(
         session_id,
         kind=DecisionKind.REFINE,
         subject=session_id,
-        what=f"{len(words)} experiments more" if words else "nothing more is worth its launches",
-        reason="; ".join(words) or "no setting, number or pair that was not tried promises enough by what was measured",
+        what=f"{len(words)} more on the list" if words else "nothing more on the list",
+        reason="; ".join(words) or nothing,
     )
     return [*(ev.TodoAdded(experiment=one) for one in (*new, *refined)), ev.DecisionMade(decision=decision)]
 
