@@ -39,11 +39,12 @@ CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
 RECORD_RUNS = 100
-LOOKED_BACK = 2000
+LOOKED_BACK = 1000
 """So many of the parent's newest earlier runs at a load point stand beside an experiment's own, looked for in so many
 of the session's newest runs. What is believed of level and noise rests on all of them."""
 NEWEST = 100
-"""So many of the newest launches, and of the newest runs at a load point, tell what one costs now."""
+"""So many of the newest launches, and of the newest runs at a load point, tell what one costs now; it is looked for in
+the newest LOOKED_BACK."""
 LEARNED_FROM = (TODOS, TRIALS, MEASUREMENTS, VERDICTS)
 
 
@@ -171,8 +172,9 @@ def _record(store: Store, session_id: str, config: SessionConfig, row: Compariso
         m for m in reversed(store.measurements(session_id)) if m.experiment_id not in (row.experiment.id, CONFIRM)
     )
     for taken in islice(others, LOOKED_BACK):
-        valid = taken.status is MeasurementStatus.VALID and begun[taken.experiment_id].epoch == row.epoch
-        if not valid or not missing.get(taken.load_point):
+        if not missing.get(taken.load_point) or taken.status is not MeasurementStatus.VALID:
+            continue
+        if begun[taken.experiment_id].epoch != row.epoch:
             continue
         if store.trial(session_id, taken.trial_id).fingerprint == row.parent:
             missing[taken.load_point] -= 1
@@ -313,10 +315,11 @@ def costs(store: Store, session_id: str, config: SessionConfig, before: str | No
     """Prices as measured in this session (before an experiment): medians of the newest launches and runs."""
     guesses = Costs()
     trials, taken = store.before(session_id, before)
-    loads = sorted(islice((t.load_s for t in reversed(trials) if t.load_s is not None and not t.adopted), NEWEST))
+    launched = islice(reversed(trials), LOOKED_BACK)
+    loads = sorted(islice((t.load_s for t in launched if t.load_s is not None and not t.adopted), NEWEST))
     run_s: dict[str, float] = {}
     for point in config.workload.load_points:
-        seen = sorted(islice(_seconds(reversed(taken), point.name), NEWEST))
+        seen = sorted(islice(_seconds(islice(reversed(taken), LOOKED_BACK), point.name), NEWEST))
         if seen:
             run_s[point.name] = seen[len(seen) // 2]
     # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most.

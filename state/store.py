@@ -470,8 +470,9 @@ class Store:
             session_id,
             *(only or ()),
         )
-        for key, place, row in self._parsed(lambda row: (row[table.key], table.order(row), table.parse(row)), found):
-            rows.put(key, place, row)
+        parsed = self._parsed(lambda row: (row[table.key], table.order(row), table.parse(row)), found)
+        for row_id, order, row in sorted(parsed, key=lambda one: one[1]):
+            rows.put(row_id, order, row)
         return rows
 
 
