@@ -98,8 +98,7 @@ def sentinel_due(store: Store, session_id: str, config: SessionConfig) -> Due | 
     else:
         judged = _judged_since_sentinel(store, session_id)
         parent = store.role(session_id, Role.KNOWN_GOOD)
-        trials, runs = store.trials(session_id), store.measurements(session_id)
-        if judged < every or parent is None or not fresh(trials, runs, None, parent):
+        if judged < every or parent is None or not fresh(*store.before(session_id, None), parent):
             return None
         reason = f"{judged} experiments were judged since the last one, and the parent was launched anew just now"
     experiment = sentinel_experiment(len(passed) + 1)

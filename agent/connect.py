@@ -26,7 +26,7 @@ def adapter_for(server: ServerSection) -> ServerAdapter:
     return Generic(server.generic, server.url) if server.engine == "generic" else ADAPTERS[server.engine]()
 
 
-async def connect(config: SessionConfig) -> RemoteTarget:
+async def connect(config: SessionConfig, kind: type[RemoteTarget] = RemoteTarget) -> RemoteTarget:
     """A connected target. Raises HostUnreachable, HostKeyRejected, LoginRejected."""
     at, server = config.target, config.server
     host = await SshHost.connect(
@@ -48,7 +48,7 @@ async def connect(config: SessionConfig) -> RemoteTarget:
         api_key_file=server.api_key_file,
         draining=config.manners.draining,
     )
-    return RemoteTarget(host, adapter_for(server), settings, bench_client(config.workload))
+    return kind(host, adapter_for(server), settings, bench_client(config.workload))
 
 
 def planner_for(config: SessionConfig) -> Planner:

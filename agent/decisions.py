@@ -162,7 +162,7 @@ def _directed(row: ComparisonRow, verdict: Verdict, known: Known, ids: Ids) -> I
         moved[name] = priority
         yield ev.TodoChanged(experiment_id=name, priority=priority, reason=reason)
     earlier = {name: told for name, told in known.verdicts.items() if name != verdict.experiment_id}
-    now = [todo.model_copy(update={"priority": moved.get(todo.id, todo.priority)}) for todo in known.todos]
+    now = [todo.model_copy(update={"priority": moved[todo.id]}) if todo.id in moved else todo for todo in known.todos]
     turned = turn(verdict, earlier, known.todos, now)
     if turned is None:
         return

@@ -23,6 +23,7 @@ from state.models import DecisionKind, Outcome, SessionStatus
 from state.store import Store
 from tools import jobs
 from tools.demo.model import fetch
+from tools.remote import RemoteTarget
 
 PROJECT = Path(__file__).resolve().parents[1]
 LAUNCHER = PROJECT / "tools" / "demo" / "llama_server.py"
@@ -112,7 +113,7 @@ expected_gain = 0.02
 """
 
 
-async def run_demo(folder: Path, check: bool, console: Console) -> int:
+async def run_demo(folder: Path, check: bool, console: Console, kind: type[RemoteTarget] = RemoteTarget) -> int:
     """Set up, tune (or go on with an unfinished session of the same folder), clean up; the exit code."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,13 +129,15 @@ async def run_demo(folder: Path, check: bool, console: Console) -> int:
             finally:
                 await _end_launches(unfinished)
         else:
-            code = await _fresh(folder, database, model, ssh_port, console)
+            code = await _fresh(folder, database, model, ssh_port, console, kind)
     if check and code == 0:
         return _check(database, console)
     return code
 
 
-async def _fresh(folder: Path, database: Path, model: Path, ssh_port: int, console: Console) -> int:
+async def _fresh(
+    folder: Path, database: Path, model: Path, ssh_port: int, console: Console, kind: type[RemoteTarget]
+) -> int:
     port = _free_port()
     session_file = folder / "session.toml"
     session_file.write_text(
@@ -145,7 +148,7 @@ async def _fresh(folder: Path, database: Path, model: Path, ssh_port: int, conso
     config = load(session_file)
     async with _llama_server(folder, model, port):
         try:
-            return await operate.start(config, database, console, AGAIN)
+            return await operate.start(config, database, console, AGAIN, kind)
         finally:
             await _end_launches(config)
 

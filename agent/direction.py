@@ -84,7 +84,7 @@ def _away(topic: str, against: Sequence[Verdict], now: Sequence[Todo]) -> Turn |
     if not rest:
         return None
     sunk = {todo.id: todo.priority * TOPIC_SINKS for todo in rest}
-    moved = [todo.model_copy(update={"priority": sunk.get(todo.id, todo.priority)}) for todo in now]
+    moved = [todo.model_copy(update={"priority": sunk[todo.id]}) if todo.id in sunk else todo for todo in now]
     seen = "; ".join(map(_said, against))
     sinking = ", ".join(f"{todo.id} {todo.priority:.2f} → {sunk[todo.id]:.2f}" for todo in rest)
     return Turn(

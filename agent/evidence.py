@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from itertools import islice
+from typing import NamedTuple
 
 from agent.chooser import Situation
 from agent.config import SessionConfig
@@ -28,8 +29,10 @@ from state.models import (
     TodoStatus,
     Trial,
     TrialStatus,
+    Verdict,
 )
-from state.store import Store
+from state.store import ComparisonRow, Store
+from state.tables import ANSWERS, DECISIONS, EXPERIMENT, FINGERPRINT, MEASUREMENTS, TODOS, TRIALS, VERDICTS
 
 CLOSE_OUT = "close-out"
 BASELINE = "baseline"
@@ -38,55 +41,91 @@ CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
 ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
+RECORD_RUNS = 100
+LOOKED_BACK = 1000
+"""So many of the parent's newest earlier runs at a load point stand beside an experiment's own, looked for in so many
+of the session's newest runs. What is believed of level and noise rests on all of them."""
+NEWEST = 100
+"""So many of the newest launches, and of the newest runs at a load point, tell what one costs now; it is looked for in
+the newest LOOKED_BACK."""
+LEARNED_FROM = (TODOS, TRIALS, MEASUREMENTS, VERDICTS)
+
+
+class Before(NamedTuple):
+    """What stands beside an experiment from its begin to its verdict, whatever itself is measured meanwhile."""
+
+    record: tuple[Measurement, ...]
+    night: tuple[Seen, ...]
+    left: int
+    earlier: tuple[tuple[float, float], ...]
+    prices: Prices
+    fresh: bool
 
 
 def comparison_of(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Comparison:
     """Everything the judge may look at for one experiment."""
-    row = store.comparison(session_id, experiment_id)
-    trials = {trial.id: trial for trial in store.trials(session_id)}
-    everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
-    launches = list(trials.values())
+    return store.derived(
+        session_id,
+        "comparison",
+        (*LEARNED_FROM, DECISIONS, ANSWERS),
+        lambda: _comparison(store, session_id, config, store.comparison(session_id, experiment_id)),
+        given=(config, store.comparison(session_id, experiment_id)),
+    )
+
+
+def _comparison(store: Store, session_id: str, config: SessionConfig, row: ComparisonRow) -> Comparison:
+    experiment_id, purpose = row.experiment.id, row.experiment.purpose
+    before = store.derived(
+        session_id,
+        "before",
+        (*LEARNED_FROM, DECISIONS),
+        lambda: _before(store, session_id, config, row),
+        but=experiment_id,
+        given=(config, row),
+    )
+    own = store.measurements(session_id, experiment_id)
+    launches = store.trials(session_id, (EXPERIMENT, experiment_id))
     start = failed_start(launches, experiment_id, row.candidate)
-    load = under_load(everything, launches, experiment_id, row.candidate)
+    tried = store.trials(session_id, (FINGERPRINT, row.candidate))
+    load = under_load(own, tried, experiment_id, row.candidate)
     other = row.candidate != row.parent
-    purpose = row.experiment.purpose
     compares = row.experiment.numerics or config.workload.guards.answers != "off"
-    epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
     return Comparison(
         experiment_id=experiment_id,
         workload=config.workload,
         rule=config.judge,
-        own=tuple(m for m in everything if m.experiment_id == experiment_id),
-        record=()
-        if purpose is Purpose.CLOSE_OUT
-        else tuple(
-            m
-            for m in everything
-            if m.experiment_id != experiment_id
-            and epochs[m.experiment_id] == row.epoch
-            and trials[m.trial_id].fingerprint == row.parent
-            and m.status is MeasurementStatus.VALID
-        ),
-        night=_night(store, session_id, config, experiment_id, everything, epochs),
+        own=tuple(own),
+        record=before.record,
+        night=before.night,
         epoch=row.epoch,
-        left=_left(store, session_id, experiment_id),
-        earlier=_earlier(store, session_id, experiment_id),
-        prices=_prices(store, session_id, config, experiment_id),
-        fresh=purpose is Purpose.TRY and fresh(launches, everything, experiment_id, row.parent),
+        left=before.left,
+        earlier=before.earlier,
+        prices=before.prices,
+        fresh=before.fresh,
         start_failure=told(start.failure) if other and start is not None and start.step not in AGAIN else None,
         complaint=told(load.failure) if other and load is not None and load.step in BLAMES else None,
         failed_launches=tuple(
-            trial.id
-            for trial in trials.values()
-            if trial.experiment_id == experiment_id
-            and trial.fingerprint == row.candidate
-            and trial.status is TrialStatus.FAILED
+            trial.id for trial in launches if trial.fingerprint == row.candidate and trial.status is TrialStatus.FAILED
         ),
         purpose=purpose,
         observes=row.experiment.observes,
         numerics=row.experiment.numerics,
-        parent_answers=_passes(store, session_id, trials, row.parent) if compares else (),
-        candidate_answers=_passes(store, session_id, trials, row.candidate) if compares else (),
+        parent_answers=_passes(store, session_id, row.parent) if compares else (),
+        candidate_answers=_passes(store, session_id, row.candidate) if compares else (),
+    )
+
+
+def _before(store: Store, session_id: str, config: SessionConfig, row: ComparisonRow) -> Before:
+    experiment_id, purpose = row.experiment.id, row.experiment.purpose
+    trials, runs = store.before(session_id, experiment_id)
+    taken = [run for run in runs if run.experiment_id != CONFIRM]
+    return Before(
+        record=() if purpose is Purpose.CLOSE_OUT else _record(store, session_id, config, row),
+        night=_night(store, session_id, config, experiment_id),
+        left=_left(store, session_id, experiment_id),
+        earlier=_earlier(store, session_id, experiment_id),
+        prices=_prices(store, session_id, config, experiment_id),
+        fresh=purpose is Purpose.TRY and fresh(trials, taken, row.parent),
     )
 
 
@@ -104,57 +143,89 @@ PASSES = 4
 """So many of a configuration's newest passes over the fixed prompts are compared; more would tell nothing new."""
 
 
-def _passes(
-    store: Store, session_id: str, trials: Mapping[str, Trial], fingerprint: str
-) -> tuple[tuple[Answer, ...], ...]:
+def _passes(store: Store, session_id: str, fingerprint: str) -> tuple[tuple[Answer, ...], ...]:
     """What launches of a configuration answered to the fixed prompts, whatever they were measured for."""
-    launches = {trial.id for trial in trials.values() if trial.fingerprint == fingerprint}
-    return tuple(answers for _, answers in store.answers(session_id, launches)[-PASSES:])
+
+    def newest() -> tuple[tuple[Answer, ...], ...]:
+        launches = [trial.id for trial in store.trials(session_id, (FINGERPRINT, fingerprint))]
+        return tuple(answers for _, answers in store.answers(session_id, launches)[-PASSES:])
+
+    # A launch is on record before its first answer.
+    return store.derived(session_id, ("passes", fingerprint), (ANSWERS,), newest)
 
 
 def night_comparison(store: Store, session_id: str, config: SessionConfig) -> Comparison:
     """No experiment at all, with everything that the session measured as its past: what is known of the noise now."""
-    everything = [m for m in store.measurements(session_id) if m.experiment_id != CONFIRM]
-    epochs = {name: store.comparison(session_id, name).epoch for name in {m.experiment_id for m in everything}}
     return Comparison(
         experiment_id="",
         workload=config.workload,
         rule=config.judge,
         own=(),
-        night=_night(store, session_id, config, "", everything, epochs),
+        night=_night(store, session_id, config, ""),
         epoch=store.session(session_id).epoch,
     )
 
 
-def _night(
-    store: Store,
-    session_id: str,
-    config: SessionConfig,
-    experiment_id: str,
-    everything: list[Measurement],
-    epochs: dict[str, int],
-) -> tuple[Seen, ...]:
-    """Valid runs of earlier experiments; those of a candidate that collapsed say nothing about this server's noise.
+def _record(store: Store, session_id: str, config: SessionConfig, row: ComparisonRow) -> tuple[Measurement, ...]:
+    """The newest valid runs of the parent in this epoch before the experiment, oldest first."""
+    begun = store.comparisons(session_id)
+    missing = dict.fromkeys((point.name for point in config.workload.load_points), RECORD_RUNS)
+    found: list[Measurement] = []
+    others = (
+        m for m in reversed(store.measurements(session_id)) if m.experiment_id not in (row.experiment.id, CONFIRM)
+    )
+    for taken in islice(others, LOOKED_BACK):
+        if not missing.get(taken.load_point) or taken.status is not MeasurementStatus.VALID:
+            continue
+        if begun[taken.experiment_id].epoch != row.epoch:
+            continue
+        if store.trial(session_id, taken.trial_id).fingerprint == row.parent:
+            missing[taken.load_point] -= 1
+            found.append(taken)
+    return tuple(reversed(found))
+
+
+def _night(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> tuple[Seen, ...]:
+    """Valid runs of earlier experiments, oldest first.
+
+    What was once read of a run is the same object the next time, as long as nothing that it rests on was written: a
+    longer night then begins like the shorter one, and nobody has to look at all of it again.
+    """
+    begun, verdicts = store.comparisons(session_id), store.verdicts(session_id)
+    known: dict[str, tuple[Measurement, ComparisonRow, Verdict | None, Seen | None]]
+    known = store.derived(session_id, "seen", (), dict, given=(config,))
+    night: list[Seen] = []
+    for taken in store.measurements(session_id):
+        name = taken.experiment_id
+        if name in (experiment_id, CONFIRM):
+            continue
+        row, verdict = begun[name], verdicts.get(name)
+        found = known.get(taken.id)
+        if found is None or found[0] is not taken or found[1] is not row or found[2] is not verdict:
+            found = known[taken.id] = (taken, row, verdict, _seen(taken, row, verdict, config))
+        if found[3] is not None:
+            night.append(found[3])
+    return tuple(night)
+
+
+def _seen(taken: Measurement, row: ComparisonRow, verdict: Verdict | None, config: SessionConfig) -> Seen | None:
+    """What a run tells of the noise: nothing if it is void, or a candidate's that collapsed.
 
     Both sides of a sentinel are the parent, and are learned from as such: one that looked like a gain thereby raises
     what is believed of the noise.
     """
-    collapsed = {n for n, v in store.verdicts(session_id).items() if v.outcome is Outcome.COLLAPSED}
-    sentinels = {todo.id for todo in store.todos(session_id) if todo.experiment.purpose is Purpose.SENTINEL}
-    wanted = figures(config.workload)
-    return tuple(
-        Seen(
-            experiment_id=m.experiment_id,
-            epoch=epochs[m.experiment_id],
-            launch=m.trial_id,
-            arm=Arm.BASELINE if m.experiment_id in sentinels else m.arm,
-            load_point=m.load_point,
-            logs=logs,
-        )
-        for m in everything
-        if m.experiment_id != experiment_id
-        and (logs := {name: value for name in wanted if (value := log_of(m, name)) is not None})
-        and not (m.arm is Arm.CANDIDATE and m.experiment_id in collapsed - sentinels)
+    sentinel = row.experiment.purpose is Purpose.SENTINEL
+    collapsed = verdict is not None and verdict.outcome is Outcome.COLLAPSED and not sentinel
+    logs = {name: value for name in figures(config.workload) if (value := log_of(taken, name)) is not None}
+    if not logs or (taken.arm is Arm.CANDIDATE and collapsed):
+        return None
+    return Seen(
+        experiment_id=taken.experiment_id,
+        epoch=row.epoch,
+        launch=taken.trial_id,
+        arm=Arm.BASELINE if sentinel else taken.arm,
+        load_point=taken.load_point,
+        logs=logs,
     )
 
 
@@ -177,7 +248,7 @@ def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id:
     """Launch and run as seen on this host before the experiment, and the time left then: its plan must not move."""
     now = costs(store, session_id, config, before=experiment_id)
     reserve_s = close_out_s(config.workload, config.judge, now)
-    chosen = [d["at"] for d in store.decisions(session_id) if d["subject"] == experiment_id and d["kind"] in _BEGIN]
+    chosen = [made["at"] for made in store.decisions(session_id, experiment_id) if made["kind"] in _BEGIN]
     left_s = config.policy.budget.time_s - store.active_s(session_id, chosen[-1] if chosen else None) - reserve_s
     return Prices(launch_s=now.launch_s, run_s=now.objective_run_s(config.workload), left_s=max(0.0, left_s))
 
@@ -185,77 +256,83 @@ def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id:
 _BEGIN = (DecisionKind.CHOOSE.value, DecisionKind.CLOSE_OUT.value)
 
 
-def fresh(trials: list[Trial], everything: list[Measurement], experiment_id: str | None, parent: str) -> bool:
-    """Whether the experiment (None: the next one) found a launch of the parent serving that was not measured yet."""
-    known = {m.trial_id for m in _before(everything, experiment_id)}
-    ready = [t for t in _before(trials, experiment_id) if t.status is TrialStatus.READY]
-    return bool(ready) and ready[-1].fingerprint == parent and ready[-1].id not in known
-
-
-Item = TypeVar("Item", Trial, Measurement)
-
-
-def _before(items: list[Item], experiment_id: str | None) -> list[Item]:
-    """Those that came before the experiment's first one; all when it has none, or None is asked."""
-    own = [place for place, item in enumerate(items) if item.experiment_id == experiment_id]
-    return items[: own[0]] if own else items
+def fresh(trials: Sequence[Trial], before: Sequence[Measurement], parent: str) -> bool:
+    """Whether an experiment finds a launch of the parent serving that was not measured yet, by all that came before."""
+    serving = next((trial for trial in reversed(trials) if trial.status is TrialStatus.READY), None)
+    if serving is None or serving.fingerprint != parent:
+        return False
+    return all(taken.trial_id != serving.id for taken in before)
 
 
 def known(store: Store, session_id: str) -> Known:
     """What the session has learned so far; a launch whose configuration is not on record stays without one."""
-    todos, verdicts = store.todos(session_id), store.verdicts(session_id)
-    trials = store.trials(session_id)
+    return store.derived(session_id, "known", LEARNED_FROM, lambda: _known(store, session_id))
+
+
+def _known(store: Store, session_id: str) -> Known:
     specs: dict[str, LaunchSpec] = {}
-    for fingerprint in dict.fromkeys(trial.fingerprint for trial in trials):
+    for fingerprint in store.launched(session_id):
         with suppress(KeyError):
             specs[fingerprint] = store.spec(fingerprint)
-    begun: dict[str, str] = {}
-    for todo in todos:
-        with suppress(KeyError):
-            begun[todo.id] = store.comparison(session_id, todo.id).candidate
     return Known(
-        todos=tuple(todos),
-        verdicts=verdicts,
-        trials=tuple(trials),
+        todos=tuple(store.todos(session_id)),
+        verdicts=store.verdicts(session_id),
+        trials=tuple(store.trials(session_id)),
         specs=specs,
-        candidates=begun,
-        complaints=tuple(taken for taken in store.measurements(session_id) if taken.complaint is not None),
+        candidates={name: row.candidate for name, row in store.comparisons(session_id).items()},
+        complaints=tuple(store.complaints(session_id)),
     )
 
 
 def spoilt(store: Store, session_id: str) -> frozenset[str]:
     """Trials of servers that have complained under load: their figures are worth nothing from then on."""
+    return store.derived(session_id, "spoilt", (TRIALS, MEASUREMENTS), lambda: _spoilt(store, session_id))
+
+
+def _spoilt(store: Store, session_id: str) -> frozenset[str]:
+    complained = {taken.trial_id for taken in store.complaints(session_id)}
+    if not complained:
+        return frozenset()
     trials = store.trials(session_id)
-    complained = {taken.trial_id for taken in store.measurements(session_id) if taken.complaint is not None}
-    processes = [trial.process for trial in trials if trial.id in complained and trial.process is not None]
+    processes = {trial.process for trial in trials if trial.id in complained and trial.process is not None}
     return frozenset(trial.id for trial in trials if trial.id in complained or trial.process in processes)
 
 
 def spent(store: Store, session_id: str) -> Spent:
     """What the budgets have paid so far; time in which no agent was attached is not counted."""
-    judged = [
-        t
-        for t in store.todos(session_id)
-        if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
-    ]
-    launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
-    return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))
+
+    def counted() -> tuple[int, int]:
+        judged = [
+            t
+            for t in store.todos(session_id)
+            if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+        ]
+        launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
+        return len(judged), len(launches)
+
+    experiments, restarts = store.derived(session_id, "spent", (TODOS, TRIALS), counted)
+    return Spent(elapsed_s=store.active_s(session_id), experiments=experiments, restarts=restarts)
 
 
 def costs(store: Store, session_id: str, config: SessionConfig, before: str | None = None) -> Costs:
-    """Prices as measured in this session (before an experiment): medians of load and of run times by load point."""
+    """Prices as measured in this session (before an experiment): medians of the newest launches and runs."""
     guesses = Costs()
-    trials = _before(store.trials(session_id), before)
-    loads = sorted(t.load_s for t in trials if t.load_s is not None and not t.adopted)
-    done = [m for m in _before(store.measurements(session_id), before) if m.status is MeasurementStatus.VALID]
+    trials, taken = store.before(session_id, before)
+    launched = islice(reversed(trials), LOOKED_BACK)
+    loads = sorted(islice((t.load_s for t in launched if t.load_s is not None and not t.adopted), NEWEST))
     run_s: dict[str, float] = {}
     for point in config.workload.load_points:
-        seen = sorted(m.seconds for m in done if m.load_point == point.name and m.seconds)
+        seen = sorted(islice(_seconds(islice(reversed(taken), LOOKED_BACK), point.name), NEWEST))
         if seen:
             run_s[point.name] = seen[len(seen) // 2]
     # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most.
     launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, config.server.start_deadline_s / 3)
     return Costs(launch_s=launch_s, run_s=run_s)
+
+
+def _seconds(runs: Iterable[Measurement], point: str) -> Iterator[float]:
+    """How long valid runs at a load point took."""
+    return (m.seconds for m in runs if m.load_point == point and m.status is MeasurementStatus.VALID and m.seconds)
 
 
 def situation(store: Store, session_id: str, config: SessionConfig) -> Situation:
@@ -285,11 +362,14 @@ def kept_anything(store: Store, session_id: str) -> bool:
 
 def too_noisy(store: Store, session_id: str) -> str | None:
     """Why the host is too noisy to go on: the baseline was void, or the last two experiments were."""
-    void: list[str | None] = []
-    for name, verdict in store.verdicts(session_id).items():
-        own = store.measurements(session_id, name)
+
+    def void(name: str) -> str | None:
+        verdict, own = verdicts[name], store.measurements(session_id, name)
         noise = verdict.outcome is Outcome.INVALID and bool(own) and noisy(own[-1].reasons)
-        void.append(f"too noisy to judge: {own[-1].reasons[0]}" if noise else None)
-        if noise and name == BASELINE:
-            return void[-1]
-    return void[-1] if len(void) >= 2 and None not in void[-2:] else None
+        return f"too noisy to judge: {own[-1].reasons[0]}" if noise else None
+
+    verdicts = store.verdicts(session_id)
+    if BASELINE in verdicts and void(BASELINE) is not None:
+        return void(BASELINE)
+    newest = [void(name) for name in list(verdicts)[-2:]]
+    return newest[-1] if len(newest) == 2 and None not in newest else None

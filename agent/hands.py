@@ -34,6 +34,7 @@ from state.models import (
     digest,
 )
 from state.store import Store
+from state.tables import PROCESS, STATUS
 from tools.diagnose import complaint
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, Target
 
@@ -76,6 +77,7 @@ class Hands:
         self.refused: RefusedForSafety | None = None
         self.guarded = ""
         self.boots_noted: set[str] = set()
+        self.plain: set[str] = set()
         self.manners = Manners(self)
 
     def write(self, *happened: ev.Event) -> None:
@@ -241,7 +243,7 @@ class Hands:
 
     async def abandon_runs(self) -> None:
         """End the benchmark that is under way, if any, so that a restore does not have to share the host with it."""
-        taken = self._open_measurement()
+        taken = self.store.open_measurement(self.session_id)
         if taken is not None:
             await self._lose(taken, "stopped on request")
 
@@ -253,7 +255,7 @@ class Hands:
     @property
     def run_under_way(self) -> bool:
         """Whether a benchmark was begun, by this agent process or an earlier one, and its end was not written yet."""
-        return self._open_measurement() is not None
+        return self.store.open_measurement(self.session_id) is not None
 
     @property
     def spoilt(self) -> frozenset[str]:
@@ -266,8 +268,8 @@ class Hands:
 
     def last_boot(self) -> str | None:
         """The boot of the host in which the newest process that we know was started."""
-        boots = [t.process.boot_id for t in self.store.trials(self.session_id) if t.process is not None]
-        return boots[-1] if boots else None
+        trials = reversed(self.store.trials(self.session_id))
+        return next((trial.process.boot_id for trial in trials if trial.process is not None), None)
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -282,18 +284,25 @@ class Hands:
 
     def _known(self, serving: Serving) -> Position | None:
         """The newest trial of the process in whose live state it is, which can come and go without a launch."""
-        of_it = [
-            trial
-            for trial in self.store.trials(self.session_id)
-            if (trial.process == serving.process or self.key(trial.id) == serving.key) and not _given_up(trial)
-        ]
-        alike = [trial for trial in of_it if self.store.spec(trial.fingerprint).live == serving.spec.live]
-        if not of_it:
+        launched = self._launched_as(serving.key)
+        of_process = self.store.trials(self.session_id, (PROCESS, serving.process))
+        others = [trial for trial in of_process if trial not in launched]
+        newest_first = [trial for trial in reversed((*launched, *others)) if not _given_up(trial)]
+        if not newest_first:
             return None
-        if alike or of_it[-1].status is TrialStatus.OPEN:
-            return Position(trial=[*of_it[-1:], *alike][-1], serving=serving)
-        astray = of_it[-1].model_copy(update={"status": TrialStatus.OPEN})
+        live = serving.spec.live
+        alike = next((trial for trial in newest_first if self.store.spec(trial.fingerprint).live == live), None)
+        if alike is not None or newest_first[0].status is TrialStatus.OPEN:
+            return Position(trial=alike or newest_first[0], serving=serving)
+        astray = newest_first[0].model_copy(update={"status": TrialStatus.OPEN})
         return Position(trial=astray, serving=serving, astray=True)
+
+    def _launched_as(self, key: str | None) -> list[Trial]:
+        """The trial whose launch has this name on the host."""
+        try:
+            return [self.store.trial(self.session_id, (key or "").removeprefix(self.key("")))]
+        except KeyError:
+            return []
 
     async def _to_adjust(self, spec: LaunchSpec, relaunch: bool) -> ProcessId | None:
         """The serving process if it can be brought into the spec as it runs; None when a launch is needed or wanted."""
@@ -312,18 +321,17 @@ class Hands:
 
     def _launch_of(self, trial: Trial) -> str | None:
         """Key of the launch that began the trial's process, beside which its log lies; None for the adopted one."""
-        begun = next((one for one in self.store.trials(self.session_id) if one.process == trial.process), trial)
+        begun = next(iter(self.store.trials(self.session_id, (PROCESS, trial.process))), trial)
         return None if begun.adopted else self.key(begun.id)
 
     def _anything_live(self, spec: LaunchSpec) -> bool:
-        seen = {trial.fingerprint for trial in self.store.trials(self.session_id)}
-        return bool(spec.live) or any(self.store.spec(fingerprint).live for fingerprint in seen)
+        seen = self.store.launched(self.session_id) - self.plain
+        self.plain |= {fingerprint for fingerprint in seen if not self.store.spec(fingerprint).live}
+        return bool(spec.live) or not seen <= self.plain
 
     def _reopened(self, fingerprint: str, experiment_id: str, process: ProcessId | None) -> Trial:
         kind: Literal["launch", "adjust"] = "launch" if process is None else "adjust"
-        for trial in self.store.trials(self.session_id):
-            if trial.status is not TrialStatus.OPEN:
-                continue
+        for trial in self.store.trials(self.session_id, (STATUS, TrialStatus.OPEN)):
             wanted = (trial.fingerprint, trial.experiment_id, trial.kind) == (fingerprint, experiment_id, kind)
             if wanted and (process is None or trial.process == process):
                 return trial
@@ -343,7 +351,7 @@ class Hands:
 
     async def _taken_up(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement | None:
         """The run that is under way if it is the wanted one on this very launch; any other one is ended."""
-        taken = self._open_measurement()
+        taken = self.store.open_measurement(self.session_id)
         if taken is None:
             return None
         wanted = (comparison.experiment_id, trial.id, need.arm, need.block, need.load_point)
@@ -357,10 +365,6 @@ class Hands:
         await self.target.stop_run(self.key(taken.id))
         lost = taken.model_copy(update={"status": MeasurementStatus.LOST, "reasons": (why,)})
         self.write(*self.journal.abandoned(f"{taken.id}/run", why), ev.MeasurementClosed(measurement=lost))
-
-    def _open_measurement(self) -> Measurement | None:
-        found = [m for m in self.store.measurements(self.session_id) if m.status is MeasurementStatus.OPEN]
-        return found[0] if found else None
 
     def _new_measurement(self, need: Need, comparison: Comparison, trial: Trial) -> Measurement:
         taken = Measurement(

@@ -24,7 +24,7 @@ from agent.evidence import (
 )
 from agent.hands import Hands
 from agent.heeding import heed, restores_first, stop
-from agent.judge import Comparison, Need, asks_answers, assess
+from agent.judge import Assessment, Comparison, Need, asks_answers, assess
 from agent.known import blamed
 from agent.levers import Setting
 from agent.planners.base import Planner, View
@@ -72,6 +72,7 @@ class Nodes:
         self.hands = hands
         self.planner = planner
         self.counsel = counsel
+        self.assessed: tuple[Comparison, Assessment] | None = None
 
     @property
     def store(self) -> Store:
@@ -229,7 +230,7 @@ class Nodes:
         """See that the configuration which the next run needs is the one that serves."""
         self._enter("apply")
         row, comparison = self._open()
-        assessment = assess(comparison)
+        assessment = self._assessed(comparison)
         if assessment.verdict is not None or no_time_left(self.store, self.session_id, self.config, comparison):
             return {"next": "settle"}
         need = assessment.need
@@ -254,7 +255,7 @@ class Nodes:
         """Make the one run that the judge wants next."""
         self._enter("measure")
         row, comparison = self._open()
-        need = assess(comparison).need
+        need = self._assessed(comparison).need
         if need is None:
             return {"next": "judge"}
         wanted = row.parent if need.arm is Arm.BASELINE else row.candidate
@@ -283,7 +284,10 @@ class Nodes:
         """Ask whether the case is clear; if not, go for the next run."""
         self._enter("judge")
         _, comparison = self._open()
-        if assess(comparison).verdict is not None or hopelessly_void(comparison.own, self.config.validity) is not None:
+        if (
+            self._assessed(comparison).verdict is not None
+            or hopelessly_void(comparison.own, self.config.validity) is not None
+        ):
             return {"next": "settle"}
         return {"next": "apply"}
 
@@ -343,6 +347,12 @@ class Nodes:
         row = self.store.open_comparison(self.session_id)
         assert row is not None, "apply, measure, judge and settle run only inside a comparison"
         return row, comparison_of(self.store, self.session_id, self.config, row.experiment.id)
+
+    def _assessed(self, comparison: Comparison) -> Assessment:
+        """What the judge says, who is asked once for the same runs although several steps go by it."""
+        if self.assessed is None or self.assessed[0] is not comparison:
+            self.assessed = comparison, assess(comparison)
+        return self.assessed[1]
 
     def _identity(self, fingerprint: str) -> str:
         session = self.store.session(self.session_id)

@@ -43,10 +43,10 @@ from tools.remote import RemoteTarget
 
 
 @asynccontextmanager
-async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
+async def connected(config: SessionConfig, kind: type[RemoteTarget] = RemoteTarget) -> AsyncIterator[RemoteTarget]:
     """A target that is let go of at the end. Inside a session Ctrl-C is the Runner's; here it came before or after."""
     try:
-        target = await connect(config)
+        target = await connect(config, kind)
         try:
             yield target
         finally:
@@ -59,7 +59,13 @@ async def connected(config: SessionConfig) -> AsyncIterator[RemoteTarget]:
         ) from None
 
 
-async def start(config: SessionConfig, database: Path, console: Console, again: str | None = None) -> int:
+async def start(
+    config: SessionConfig,
+    database: Path,
+    console: Console,
+    again: str | None = None,
+    kind: type[RemoteTarget] = RemoteTarget,
+) -> int:
     """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
     fault = fault_point(os.environ)
     if config.planner.kind == "model" and config.planner.model is not None:
@@ -68,7 +74,7 @@ async def start(config: SessionConfig, database: Path, console: Console, again: 
     left_out, config = unmeasured(config), within_ceiling(config)
     with Store.write(database) as store:
         refuse_unfinished(store)
-        async with connected(config) as target:
+        async with connected(config, kind) as target:
             await target.refuse_held()
             await refuse_no_room_there(target)
             found = await target.adopt()

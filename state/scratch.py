@@ -14,6 +14,7 @@ from sqlite_utils.db import NotFoundError
 
 from state import events as ev
 from state.database import damaged
+from state.kept import Kept
 from state.migrations import migrations
 from state.projection import project
 from state.store import Store, StoredEvent
@@ -26,7 +27,8 @@ class Scratch:
         self._now = 0.0
         db = Database(memory=True)
         migrations.apply(db)
-        self.store = Store(db, path, lambda: self._now)
+        self._kept = Kept()
+        self.store = Store(db, path, lambda: self._now, kept=self._kept)
 
     def __enter__(self) -> Scratch:
         return self
@@ -51,6 +53,7 @@ class Scratch:
         try:
             self.store.db.table("events").insert({**row, "body": event.model_dump_json()})
             project(self.store.db, stored.session_id, stored.at, event)
+            self._kept.note(stored.session_id, event)
         except (sqlite3.IntegrityError, NotFoundError) as error:
             what = f"event {stored.seq} ({event.kind}) cannot follow the events before it: {error}"
             raise damaged(self.store.path, what) from error

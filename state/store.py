@@ -6,15 +6,14 @@ advisory lock on a file beside the database; readers open it read-only and never
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter
 from sqlite_utils import Database
 
 from state import events as ev
@@ -32,55 +31,47 @@ from state.database import (
     writer_lock,
 )
 from state.errors import ConfigError
-from state.exchanges import Ask, Exchange, Reply
+from state.exchanges import Exchange
+from state.kept import Kept
 from state.models import (
-    Adoption,
     Answer,
     Decision,
-    Experiment,
     Finding,
-    Frozen,
     LaunchSpec,
     Measurement,
+    MeasurementStatus,
     Role,
-    SessionStatus,
     Todo,
     TodoStatus,
     Trial,
     Verdict,
 )
 from state.projection import project
+from state.rows import Label, Rows
+from state.tables import (
+    ANSWERS,
+    COMPLAINED,
+    DECISIONS,
+    EXPERIMENT,
+    FINGERPRINT,
+    MEASUREMENTS,
+    STATUS,
+    TODOS,
+    TRIAL,
+    TRIALS,
+    VERDICTS,
+    Table,
+    effect_row,
+    exchange_row,
+    finding_row,
+    session_row,
+)
+from state.tables import ComparisonRow as ComparisonRow
+from state.tables import EffectRow as EffectRow
+from state.tables import SessionRow as SessionRow
 
-Record = TypeVar("Record", bound=Frozen)
+Row = TypeVar("Row")
 Parsed = TypeVar("Parsed")
-
-
-class SessionRow(Frozen):
-    """Where one session stands, as the sessions table has it."""
-
-    id: str
-    target: str
-    status: SessionStatus
-    reason: str
-    exit_code: int | None
-    started_at: float
-    ended_at: float | None
-    epoch: int
-    config: dict[str, Any]
-    config_revision: str
-    workload_revision: str
-    adoption: Adoption
-    agent_pid: int | None
-    attached: int
-
-
-class ComparisonRow(Frozen):
-    """Which specs an open experiment compares, by fingerprint."""
-
-    experiment: Experiment
-    parent: str
-    candidate: str
-    epoch: int
 
 
 class StoredEvent(NamedTuple):
@@ -90,14 +81,6 @@ class StoredEvent(NamedTuple):
     session_id: str
     at: float
     event: ev.Event
-
-
-class EffectRow(Frozen):
-    """An effect: open as long as `outcome` is None."""
-
-    key: str
-    intent: dict[str, Any]
-    outcome: dict[str, Any] | None
 
 
 def steady_clock() -> Callable[[], float]:
@@ -110,13 +93,24 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Store:
-    """A handle on one state.db. Use `Store.write(path)` or `Store.read(path)`; both are context managers."""
+    """A handle on one state.db. Use `Store.write(path)` or `Store.read(path)`; both are context managers.
 
-    def __init__(self, db: Database, path: Path, clock: Callable[[], float], lock: WriterLock | None = None) -> None:
+    The one that alone writes (`kept`) does not read again what it knows; a reader asks the database each time.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        path: Path,
+        clock: Callable[[], float],
+        lock: WriterLock | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self.db = db
         self.path = path
         self.clock = clock
         self.lock = lock
+        self.kept = kept
 
     # --- opening -------------------------------------------------------------------------------------------
 
@@ -146,7 +140,7 @@ class Store:
                     prove_writable(db, path)
                     db.execute("PRAGMA synchronous = FULL")
                     db.execute("PRAGMA foreign_keys = ON")
-                yield cls(db, path, clock or steady_clock(), lock)
+                yield cls(db, path, clock or steady_clock(), lock, Kept())
             finally:
                 db.close()
 
@@ -185,16 +179,21 @@ class Store:
                     project(self.db, session_id, at, event)
                 self.db.execute("COMMIT")
             except BaseException:
+                if self.kept is not None:
+                    self.kept = Kept()  # what of it is there now, the database has to tell
                 with suppress(sqlite3.Error):  # the first error is the one to tell of
                     if self.db.conn.in_transaction:
                         self.db.execute("ROLLBACK")
                 raise
+        if self.kept is not None:
+            for event in happened:
+                self.kept.note(session_id, event)
         if self.lock is not None:
             self.lock.note(last)
 
     def next_id(self, table: str, prefix: str) -> str:
         """The next free id such as `T12`; safe because there is one writer and ids are never deleted."""
-        count = self._rows(f"SELECT count(*) AS n FROM {table}")[0]["n"]
+        count = self._rows(f"SELECT coalesce(max(rowid), 0) AS n FROM {table}")[0]["n"]
         return f"{prefix}{count + 1}"
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -250,15 +249,20 @@ class Store:
 
     def sessions(self) -> list[SessionRow]:
         """All sessions, oldest first."""
-        return self._parsed(_session, self._rows("SELECT * FROM sessions ORDER BY started_at, id"))
+        return self._parsed(session_row, self._rows("SELECT * FROM sessions ORDER BY started_at, id"))
 
     def session(self, session_id: str) -> SessionRow:
         """One session. Raises ConfigError when there is none of that id."""
+        if self.kept is not None and session_id in self.kept.sessions:
+            return self.kept.sessions[session_id]
         rows = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
             known = ", ".join(row.id for row in self.sessions()) or "none"
             raise ConfigError(f"there is no session {session_id} in {self.path}", do=f"sessions here: {known}")
-        return self._parsed(_session, rows)[0]
+        (found,) = self._parsed(session_row, rows)
+        if self.kept is not None:
+            self.kept.sessions[session_id] = found
+        return found
 
     def latest_session(self) -> SessionRow:
         """The session begun last. Raises ConfigError when there is none."""
@@ -274,76 +278,124 @@ class Store:
 
     def spec(self, fingerprint: str) -> LaunchSpec:
         """A spec by fingerprint (KeyError when it was never seen)."""
+        if self.kept is not None and fingerprint in self.kept.specs:
+            return self.kept.specs[fingerprint]
         rows = self._rows("SELECT body FROM specs WHERE fingerprint = ?", fingerprint)
         if not rows:
             raise KeyError(fingerprint)
-        return self._parsed(_body_of(LaunchSpec), rows)[0]
+        (found,) = self._parsed(lambda row: LaunchSpec.model_validate_json(row["body"]), rows)
+        if self.kept is not None:
+            self.kept.specs[fingerprint] = found
+        return found
 
     def todos(self, session_id: str) -> list[Todo]:
         """The todo list in the order of its making."""
-        rows = self._rows("SELECT * FROM todos WHERE session_id = ? ORDER BY position", session_id)
-        return self._parsed(_todo, rows)
+        return [listed.todo for listed in self._table(session_id, TODOS).items]
 
     def open_comparison(self, session_id: str) -> ComparisonRow | None:
         """The experiment in progress, if any; there is never more than one."""
-        rows = self._rows(
-            "SELECT * FROM todos WHERE session_id = ? AND status = ?", session_id, TodoStatus.IN_PROGRESS.value
-        )
-        return self._parsed(_comparison, rows)[0] if rows else None
+        found = self._table(session_id, TODOS).with_label((STATUS, TodoStatus.IN_PROGRESS))
+        return found[0].comparison if found else None
 
     def comparison(self, session_id: str, experiment_id: str) -> ComparisonRow:
         """What an experiment compared (KeyError when it was never begun)."""
-        rows = self._rows(
-            "SELECT * FROM todos WHERE session_id = ? AND id = ? AND parent IS NOT NULL", session_id, experiment_id
-        )
-        if not rows:
+        found = self._table(session_id, TODOS).get(experiment_id).comparison
+        if found is None:
             raise KeyError(experiment_id)
-        return self._parsed(_comparison, rows)[0]
+        return found
 
-    def trials(self, session_id: str) -> list[Trial]:
-        """All launches, oldest first."""
-        return self._bodies(Trial, "trials", session_id, "opened_at, CAST(substr(id, 2) AS INTEGER)")
+    def comparisons(self, session_id: str) -> dict[str, ComparisonRow]:
+        """What every experiment that was begun compared, by its id."""
+        rows = self._table(session_id, TODOS).items
+        return {listed.todo.id: listed.comparison for listed in rows if listed.comparison is not None}
+
+    def trials(self, session_id: str, label: Label | None = None) -> list[Trial]:
+        """All launches, or those that a label of `state.tables` names, oldest first."""
+        rows = self._table(session_id, TRIALS)
+        return list(rows.items) if label is None else rows.with_label(label)
+
+    def trial(self, session_id: str, trial_id: str) -> Trial:
+        """One launch (KeyError when there is none of that id)."""
+        return self._table(session_id, TRIALS).get(trial_id)
+
+    def launched(self, session_id: str) -> frozenset[str]:
+        """Fingerprints of all specs that were ever launched."""
+        return frozenset(map(str, self._table(session_id, TRIALS).values(FINGERPRINT)))
 
     def measurements(self, session_id: str, experiment_id: str | None = None) -> list[Measurement]:
         """All benchmark runs, or those of one experiment, oldest first."""
-        found = self._bodies(Measurement, "measurements", session_id, "CAST(substr(id, 2) AS INTEGER)")
-        return [m for m in found if experiment_id is None or m.experiment_id == experiment_id]
+        rows = self._table(session_id, MEASUREMENTS)
+        return list(rows.items) if experiment_id is None else rows.with_label((EXPERIMENT, experiment_id))
 
-    def answers(self, session_id: str, trials: Collection[str]) -> list[tuple[str, tuple[Answer, ...]]]:
+    def open_measurement(self, session_id: str) -> Measurement | None:
+        """The benchmark run that was begun and not closed, if any."""
+        found = self._table(session_id, MEASUREMENTS).with_label((STATUS, MeasurementStatus.OPEN))
+        return found[0] if found else None
+
+    def complaints(self, session_id: str) -> list[Measurement]:
+        """The benchmark runs against which the server itself spoke, oldest first."""
+        return self._table(session_id, MEASUREMENTS).with_label(COMPLAINED)
+
+    def before(self, session_id: str, experiment_id: str | None) -> tuple[list[Trial], list[Measurement]]:
+        """Launches and runs that came before the experiment's own first ones; all while it has none."""
+        trials, taken = self._table(session_id, TRIALS), self._table(session_id, MEASUREMENTS)
+        own = (EXPERIMENT, experiment_id)
+        return trials.items[: trials.first_of(own)], taken.items[: taken.first_of(own)]
+
+    def answers(self, session_id: str, trials: list[str]) -> list[tuple[str, tuple[Answer, ...]]]:
         """What valid runs of some launches have as answers to the fixed prompts: (measurement, answers), in order."""
-        rows = self._rows(
-            "SELECT id, trial_id, answers FROM measurements WHERE session_id = ? AND answers IS NOT NULL"
-            " AND status = 'valid' ORDER BY CAST(substr(id, 2) AS INTEGER)",
-            session_id,
-        )
-        return self._parsed(_answers, [row for row in rows if row["trial_id"] in trials])
+        rows = self._table(session_id, ANSWERS)
+        found = [answered for name in trials for answered in rows.with_label((TRIAL, name))]
+        found.sort(key=lambda answered: int(answered.measurement[1:]))
+        return [(answered.measurement, answered.answers) for answered in found]
 
     def verdicts(self, session_id: str) -> dict[str, Verdict]:
-        """Verdicts by experiment id."""
-        found = self._bodies(Verdict, "verdicts", session_id, "at")
-        return {verdict.experiment_id: verdict for verdict in found}
+        """Verdicts by experiment id, in the order in which they were reached."""
+        rows = self._table(session_id, VERDICTS)
+        return dict(zip(rows.ids, rows.items, strict=True))
 
-    def decisions(self, session_id: str) -> list[dict[str, Any]]:
-        """All decisions in order, each with its time (`at`, Unix seconds)."""
-        rows = self._rows(
-            "SELECT * FROM decisions WHERE session_id = ? ORDER BY CAST(substr(id, 2) AS INTEGER)", session_id
-        )
-        return self._parsed(lambda row: {**row, "evidence": json.loads(row["evidence"])}, rows)
+    def decisions(self, session_id: str, subject: str | None = None) -> list[dict[str, Any]]:
+        """All decisions in order, or those on one subject, each with its time (`at`, Unix seconds)."""
+        rows = self._table(session_id, DECISIONS)
+        return list(rows.items) if subject is None else rows.with_label((EXPERIMENT, subject))
+
+    def derived(
+        self,
+        session_id: str,
+        name: Hashable,
+        rests_on: tuple[Table[Any], ...],
+        compute: Callable[[], Parsed],
+        but: str | None = None,
+        given: tuple[object, ...] = (),
+    ) -> Parsed:
+        """What `compute` makes of some tables, kept by its name until one of their rows is written.
+
+        Rows of the experiment `but` are none of its ground. `given` is what else it is made of: the very same objects.
+        """
+        if self.kept is None:
+            return compute()
+        own = None if but is None else (EXPERIMENT, but)
+        stamp = (but, *(self._table(session_id, table).written(own) for table in rests_on))
+        known = self.kept.derived.get((session_id, name))
+        if known is None or known[0] != stamp or not all(map(is_, known[1], given)):
+            known = self.kept.derived[session_id, name] = (stamp, given, compute())
+        found: Parsed = known[2]
+        return found
 
     def findings(self, session_id: str) -> list[Finding]:
         """All findings in order."""
         rows = self._rows("SELECT * FROM findings WHERE session_id = ? ORDER BY at, id", session_id)
-        return self._parsed(_finding, rows)
+        return self._parsed(finding_row, rows)
 
     def exchanges(self, session_id: str) -> list[Exchange]:
         """What was said to a language model and what it answered, in order; none in a database of an older schema."""
         found = self.rows("exchanges", session_id).values()
-        return self._parsed(_exchange, sorted(found, key=lambda row: int(row["id"][1:])))
+        return self._parsed(exchange_row, sorted(found, key=lambda row: int(row["id"][1:])))
 
     def effect(self, key: str) -> EffectRow | None:
         """An effect by key, None when it was never intended."""
         rows = self._rows("SELECT key, intent, outcome FROM effects WHERE key = ?", key)
-        return self._parsed(_effect, rows)[0] if rows else None
+        return self._parsed(effect_row, rows)[0] if rows else None
 
     def opened_at(self, table: str, item_id: str) -> float:
         """When a trial or measurement was opened, Unix seconds."""
@@ -354,15 +406,21 @@ class Store:
 
         The pause before an `agent-attached` is time without an agent, except before the very first.
         """
-        rows = self._rows(
-            "SELECT min(at) AS first, max(at) AS last, (SELECT coalesce(sum(at - before), 0) FROM ("
-            " SELECT at, kind, lag(at) OVER (ORDER BY seq) AS before FROM events WHERE session_id = :s)"
-            " WHERE kind = 'agent-attached') AS away FROM events WHERE session_id = :s",
-            s=session_id,
-        )
-        first, away = rows[0]["first"], rows[0]["away"]
-        end = self.clock() if until is None else until
-        return 0.0 if first is None else max(0.0, end - float(first) - float(away))
+        known = None if self.kept is None else self.kept.attended.get(session_id)
+        if known is None:
+            rows = self._rows(
+                "SELECT min(at) AS first, (SELECT coalesce(sum(at - before), 0) FROM ("
+                " SELECT at, kind, lag(at) OVER (ORDER BY seq) AS before FROM events WHERE session_id = :s)"
+                " WHERE kind = 'agent-attached') AS away FROM events WHERE session_id = :s",
+                s=session_id,
+            )
+            if rows[0]["first"] is None:
+                return 0.0
+            known = float(rows[0]["first"]), float(rows[0]["away"])
+            if self.kept is not None:
+                self.kept.attended[session_id] = known
+        first, away = known
+        return max(0.0, (self.clock() if until is None else until) - first - away)
 
     def last_event_at(self, session_id: str) -> float:
         """When the session's last event was written, Unix seconds."""
@@ -387,61 +445,36 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             raise damaged(self.path, f"a row cannot be read: {str(error).splitlines()[0]}") from error
 
-    def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
-        rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)
-        return self._parsed(_body_of(model), rows)
+    def _table(self, session_id: str, table: Table[Row]) -> Rows[Row]:
+        """A session's rows of a table; of those that were kept, only what was written since is read."""
+        if self.kept is None:
+            return self._into(Rows(table.labels), table, session_id)
+        rows = self.kept.rows.get((session_id, table.name))
+        stale = self.kept.stale.get((session_id, table.name))
+        if rows is None:
+            rows = self._into(Rows(table.labels), table, session_id)
+        elif stale:
+            rows = self._into(rows, table, session_id, tuple(stale))
+        if stale:
+            stale.clear()
+        self.kept.rows[session_id, table.name] = rows
+        return rows
 
-
-def _answers(row: dict[str, Any]) -> tuple[str, tuple[Answer, ...]]:
-    return row["id"], _ANSWERS.validate_json(row["answers"])
-
-
-_ANSWERS: TypeAdapter[tuple[Answer, ...]] = TypeAdapter(tuple[Answer, ...])
-
-
-def _body_of(model: type[Record]) -> Callable[[dict[str, Any]], Record]:
-    return lambda row: model.model_validate_json(row["body"])
-
-
-def _session(row: dict[str, Any]) -> SessionRow:
-    return SessionRow.model_validate(
-        {**row, "config": json.loads(row["config"]), "adoption": Adoption.model_validate_json(row["adoption"])}
-    )
-
-
-def _comparison(row: dict[str, Any]) -> ComparisonRow:
-    return ComparisonRow(
-        experiment=Experiment.model_validate_json(row["body"]),
-        parent=row["parent"],
-        candidate=row["candidate"],
-        epoch=row["epoch"],
-    )
-
-
-def _todo(row: dict[str, Any]) -> Todo:
-    return Todo(
-        experiment=Experiment.model_validate_json(row["body"]),
-        status=TodoStatus(row["status"]),
-        priority=row["priority"],
-        reason=row["reason"],
-        identity=row["identity"],
-    )
-
-
-def _finding(row: dict[str, Any]) -> Finding:
-    evidence = tuple(json.loads(row["evidence"]))
-    return Finding(id=row["id"], statement=row["statement"], evidence=evidence, scope=row["scope"])
-
-
-def _exchange(row: dict[str, Any]) -> Exchange:
-    reply = None if row["reply"] is None else Reply.model_validate_json(row["reply"])
-    return Exchange(ask=Ask.model_validate_json(row["ask"]), reply=reply)
+    def _into(
+        self, rows: Rows[Row], table: Table[Row], session_id: str, only: tuple[str, ...] | None = None
+    ) -> Rows[Row]:
+        """Rows as they stand in the database now: all of the session, or only those of some ids."""
+        named = "" if only is None else f" AND {table.key} IN ({', '.join('?' * len(only))})"
+        found = self._rows(
+            f"SELECT {table.columns} FROM {table.source} WHERE session_id = ? AND {table.where}{named}",
+            session_id,
+            *(only or ()),
+        )
+        parsed = self._parsed(lambda row: (row[table.key], table.order(row), table.parse(row)), found)
+        for row_id, order, row in sorted(parsed, key=lambda one: one[1]):
+            rows.put(row_id, order, row)
+        return rows
 
 
 def _event(row: dict[str, Any]) -> StoredEvent:
     return StoredEvent(row["seq"], row["session_id"], row["at"], ev.EVENT.validate_json(row["body"]))
-
-
-def _effect(row: dict[str, Any]) -> EffectRow:
-    outcome = None if row["outcome"] is None else json.loads(row["outcome"])
-    return EffectRow(key=row["key"], intent=json.loads(row["intent"]), outcome=outcome)

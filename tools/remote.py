@@ -139,6 +139,7 @@ class RemoteTarget:
         self.overlaid: dict[tuple[str, ...], tuple[FlagTable, str]] = {}
         self.in_front: tuple[str, ...] = ()
         self.has_asides = False
+        self.aside_free = False
         self.hash_key = randomness.token_bytes(KEY_BYTES)
         self.secrets: dict[str, str] = {}
         self.redactor = Redactor()
@@ -201,6 +202,7 @@ class RemoteTarget:
     async def acquire(self, session_id: str, holder: str, predecessor: str | None = None) -> None:
         """See `Target.acquire`; every change from here on is refused by the host once somebody else has taken it."""
         self.session_id, self.holders = session_id, predecessor or holder
+        self.aside_free = False
         held = await lease.take(self.host, self.root, holder, self.settings.lease_s, predecessor)
         self.fenced = lease.FencedHost(self.host, held)
         await self.fenced.check(f"rm -f {shlex.quote(f'{self.root}/{WORD}')}")
@@ -729,11 +731,10 @@ class RemoteTarget:
                 do="log in as the user that runs the server, or as root",
             )
         environ, digests = overlay.parted(self.root, facts.environ)
-        seen = await record.look(self.host, self.root, digests)
+        seen = await self._asides(digests)
         beside = arranged(change for one in seen if one.state != settle.OFF for change in one.changes)
         known, _ = await self._table(facts.argv, facts.cwd, environ, beside)
         self.in_front = overlay.on_path(self.root, beside)
-        self.has_asides = self.has_asides or bool(seen)
         declared = make_spec(
             self.adapter,
             known,
@@ -746,6 +747,19 @@ class RemoteTarget:
         )
         self.redactor.learn(declared.spec, declared.secrets)
         return declared._replace(spec=declared.spec.model_copy(update={"beside": beside}))
+
+    async def _asides(self, overlays: Sequence[str]) -> tuple[settle.Seen, ...]:
+        """What may be in effect beside the command line.
+
+        Only who holds the lease can make an aside, by `stage`. So while we hold it and have seen that there is none,
+        there is none, and the host is not asked at every look.
+        """
+        if self.fenced is not None and self.aside_free and not self.has_asides and not overlays:
+            return ()
+        seen = await record.look(self.host, self.root, overlays)
+        self.has_asides = self.has_asides or bool(seen)
+        self.aside_free = self.fenced is not None
+        return seen
 
     async def learn(self, spec: LaunchSpec) -> None:
         """Flags and version of a recorded server, which need not run just now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from pydantic import SkipValidation
+
 from state.models import (
     Answer,
     Arm,
@@ -71,7 +73,7 @@ class Comparison(Frozen):
     rule: JudgeRule
     own: tuple[Measurement, ...]
     record: tuple[Measurement, ...] = ()
-    night: tuple[Seen, ...] = ()
+    night: SkipValidation[tuple[Seen, ...]] = ()
     epoch: int = 0
     left: int = 1
     earlier: tuple[tuple[float, float], ...] = ()

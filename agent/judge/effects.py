@@ -70,15 +70,19 @@ def run_noise(comparison: Comparison, point: str) -> float:
 def collapse(comparison: Comparison) -> str | None:
     """Which candidate run fell so far below the parent that no statistics are needed."""
     floor = math.log(comparison.rule.collapse_ratio)
+    usual: dict[str, float | None] = {}
     for taken in comparison.own:
         if taken.arm is not Arm.CANDIDATE:
             continue
         if taken.status is MeasurementStatus.INVALID and taken.reasons[:1] == (COLLAPSED,):
             return f"{taken.load_point}: {taken.reasons[1]}"
         value = log_tok_s(taken)
-        reference = [v for m in parent_runs(comparison, taken.load_point) if (v := log_tok_s(m)) is not None]
-        if value is not None and reference and value - float(np.mean(reference)) < floor:
-            share = math.exp(value - float(np.mean(reference)))
+        if taken.load_point not in usual:
+            logs = [v for m in parent_runs(comparison, taken.load_point) if (v := log_tok_s(m)) is not None]
+            usual[taken.load_point] = float(np.mean(logs)) if logs else None
+        reference = usual[taken.load_point]
+        if value is not None and reference is not None and value - reference < floor:
+            share = math.exp(value - reference)
             return f"{taken.load_point}: one run reached {share:.0%} of the baseline"
     return None
 

@@ -7,18 +7,16 @@ load points, run by run, so that luck which the points share is not taken for in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from agent.judge import noise
-from agent.judge.comparison import RATE, Comparison, log_of
+from agent.judge.comparison import RATE, Comparison, Seen, log_of
 from agent.judge.course import Launches
 from agent.judge.noise import Belief
 from state.models import Arm, JudgeRule, Purpose
-
-Past = tuple[int, str, bool, tuple[float, ...]]
-"""An earlier launch: epoch, experiment, whether it was the candidate's, its runs."""
 
 
 def launch_of(arm: Arm, values: Sequence[float]) -> Launches:
@@ -53,16 +51,10 @@ def own_launches(
 
 def night_belief(comparison: Comparison, points: Sequence[str], figure: str = RATE) -> Belief:
     """What the runs before this experiment say about the series."""
-    found: dict[tuple[int, str, bool, str], dict[str, list[float]]] = {}
-    for run in comparison.night:
-        key = (run.epoch, run.experiment_id, run.arm is Arm.CANDIDATE, run.launch)
-        if figure in run.logs:
-            found.setdefault(key, {}).setdefault(run.load_point, []).append(run.logs[figure])
-    past = tuple((*key[:3], tuple(rounds(by_point, points))) for key, by_point in found.items())
-    belief, epoch = _walk(past, comparison.rule)
-    if comparison.purpose is Purpose.CLOSE_OUT or epoch != comparison.epoch:
-        return noise.new_parent(belief)
-    return belief
+    walked = _walked(comparison.night, tuple(points), figure, comparison.rule)
+    if comparison.purpose is Purpose.CLOSE_OUT or walked.epoch != comparison.epoch:
+        return noise.new_parent(walked.belief)
+    return walked.belief
 
 
 def knows_parent(belief: Belief) -> bool:
@@ -70,15 +62,62 @@ def knows_parent(belief: Belief) -> bool:
     return bool(belief.fields[noise.LEVEL_LEVEL, 0, 0] < noise.UNKNOWN / 100)
 
 
+@dataclass(frozen=True)
+class Walked:
+    """How far a series was followed through a night: the experiments that were passed, and what is believed there."""
+
+    night: tuple[Seen, ...]
+    passed: frozenset[str]
+    belief: Belief
+    epoch: int
+    last: str
+
+
+@dataclass
+class Way:
+    """The newest walk along one series, from which a longer night goes on."""
+
+    walked: Walked
+
+
 @lru_cache(maxsize=64)
-def _walk(past: tuple[Past, ...], rule: JudgeRule) -> tuple[Belief, int]:
-    """Through the night launch by launch; the belief at its end and the epoch of the last launch."""
-    belief, epoch, before = noise.nothing_seen(1, rule.noise_prior, rule.noise_prior_df), 0, ""
-    for now, experiment, candidate, values in past:
+def _way(points: tuple[str, ...], figure: str, rule: JudgeRule) -> Way:
+    nothing = noise.nothing_seen(1, rule.noise_prior, rule.noise_prior_df)
+    return Way(Walked((), frozenset(), nothing, 0, ""))
+
+
+def _walked(night: tuple[Seen, ...], points: tuple[str, ...], figure: str, rule: JudgeRule) -> Walked:
+    """To the end of the night, from where the last walk ended if this night begins like that one.
+
+    It must not add to an experiment that was passed: the runs of a launch are seen together.
+    """
+    way = _way(points, figure, rule)
+    before = way.walked
+    if night is before.night:
+        return before
+    more = night[len(before.night) :]
+    if night[: len(before.night)] != before.night or any(run.experiment_id in before.passed for run in more):
+        before = Walked((), frozenset(), noise.nothing_seen(1, rule.noise_prior, rule.noise_prior_df), 0, "")
+        more = night
+    belief, epoch, last = _further(before, more, points, figure)
+    passed = before.passed | {run.experiment_id for run in more}
+    way.walked = Walked(night, passed, belief, epoch, last)
+    return way.walked
+
+
+def _further(before: Walked, more: Sequence[Seen], points: Sequence[str], figure: str) -> tuple[Belief, int, str]:
+    """Launch by launch; the belief at the end, epoch and experiment of the last launch."""
+    found: dict[tuple[int, str, bool, str], dict[str, list[float]]] = {}
+    for run in more:
+        if figure in run.logs:
+            key = (run.epoch, run.experiment_id, run.arm is Arm.CANDIDATE, run.launch)
+            found.setdefault(key, {}).setdefault(run.load_point, []).append(run.logs[figure])
+    belief, epoch, last = before.belief, before.epoch, before.last
+    for (now, experiment, candidate, _), by_point in found.items():
         if now != epoch:
             belief, epoch = noise.new_parent(belief), now
-        if experiment != before:
-            belief, before = noise.new_candidate(belief), experiment
-        launch = launch_of(Arm.CANDIDATE if candidate else Arm.BASELINE, values)
+        if experiment != last:
+            belief, last = noise.new_candidate(belief), experiment
+        launch = launch_of(Arm.CANDIDATE if candidate else Arm.BASELINE, rounds(by_point, points))
         belief = noise.after_launch(belief, launch.candidate, launch.mean, launch.runs, launch.squares)
-    return belief, epoch
+    return belief, epoch, last

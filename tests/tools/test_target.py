@@ -23,6 +23,7 @@ from tests.e2e.witness import start_ticks
 from tests.ssh_servers import demo_sshd
 from tools.remote import RemoteSettings, RemoteTarget
 from tools.servers.llamacpp import LlamaCpp
+from tools.shell import CommandResult, Host, PosixHost
 from tools.simulated import SimulatedTarget
 from tools.ssh import SshHost
 
@@ -267,5 +268,51 @@ async def test_a_host_without_what_the_client_needs_is_told_before_anything_else
     try:
         with pytest.raises(HostError, match=r"Python 3\.8 or later as no-such-python"):
             await target.adopt()
+    finally:
+        await target.close()
+
+
+class Told(PosixHost):
+    """A host that remembers what it was asked."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.name = host, host.name
+        self.scripts: list[str] = []
+
+    def asked_for_asides(self) -> int:
+        """How often somebody asked what is in effect beside the command line."""
+        return sum("/asides" in script for script in self.scripts)
+
+    async def run(self, script: str, *, stdin: bytes = b"", timeout_s: float = 30.0) -> CommandResult:
+        self.scripts.append(script)
+        return await self.host.run(script, stdin=stdin, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        await self.host.close()
+
+
+@pytest.mark.real
+async def test_the_host_is_asked_for_changes_beside_the_command_line_only_where_there_can_be_any(
+    world: Rig, tmp_path: Path
+) -> None:
+    target = await connected(world, directory=str(tmp_path / "own"))
+    target.host = told = Told(target.host)
+    try:
+        await target.adopt()
+        await target.prepare()
+        await target.adopt()
+        await target.serving()
+        before = told.asked_for_asides()
+        await target.serving()
+        assert told.asked_for_asides() == before + 1, "without a lease anybody may make one"
+        await target.acquire("own", f"session own, agent process {os.getpid()}")
+        await target.serving()
+        once = told.asked_for_asides()
+        await target.serving()
+        assert told.asked_for_asides() == once
+        target.has_asides = True  # as after `stage`
+        await target.serving()
+        assert told.asked_for_asides() == once + 1
+        await target.release()
     finally:
         await target.close()
