@@ -14,9 +14,10 @@ from pathlib import Path
 
 from agent.config import SessionConfig
 from agent.counsel import Counsel
-from agent.ending import Proof, bring_back, proven
+from agent.ending import SHUT, Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
+from agent.hours import WindowClosing
 from agent.inbox import stop_file
 from agent.manners import UNMEASURED
 from agent.nodes import Nodes
@@ -220,6 +221,9 @@ class Runner:
                     raise
                 lost = error
                 continue
+            except WindowClosing:  # seen again from the beginning, the loop ends what was under way
+                await self.hands.abandon_runs("the window closes")
+                continue
             row = self.store.session(self.session_id)
             return row.exit_code if row.exit_code is not None else 1
 
@@ -298,6 +302,9 @@ class Runner:
         except StoppedByOperator:
             await self.hands.abandon_runs()
             return Proof(trial=trial, runs=(), words="not confirmed by a run: asked to stop at once")
+        except WindowClosing:
+            await self.hands.abandon_runs("the window closes")
+            return Proof(trial=trial, runs=(), words=SHUT)
         except DrainFailed as failed:
             return Proof(trial=trial, runs=(), words=f"not confirmed by a run: {failed.what}")
 

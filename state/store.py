@@ -350,19 +350,46 @@ class Store:
         return float(self._rows(f"SELECT opened_at FROM {table} WHERE id = ?", item_id)[0]["opened_at"])
 
     def active_s(self, session_id: str, until: float | None = None) -> float:
-        """Seconds from the session's first event until `until` (now) in which an agent was attached.
+        """Seconds from the session's first event until `until` (now) in which an agent was attached and not waiting.
 
         The pause before an `agent-attached` is time without an agent, except before the very first.
         """
-        rows = self._rows(
-            "SELECT min(at) AS first, max(at) AS last, (SELECT coalesce(sum(at - before), 0) FROM ("
-            " SELECT at, kind, lag(at) OVER (ORDER BY seq) AS before FROM events WHERE session_id = :s)"
-            " WHERE kind = 'agent-attached') AS away FROM events WHERE session_id = :s",
-            s=session_id,
-        )
-        first, away = rows[0]["first"], rows[0]["away"]
         end = self.clock() if until is None else until
-        return 0.0 if first is None else max(0.0, end - float(first) - float(away))
+        first = self._rows("SELECT min(at) AS first FROM events WHERE session_id = ?", session_id)[0]["first"]
+        away = sum(back - gone for gone, back in self.away(session_id) if back <= end)
+        return 0.0 if first is None else max(0.0, end - float(first) - away)
+
+    def clock_read(self, session_id: str, until: float | None = None) -> tuple[float, ev.ClockRead] | None:
+        """The newest reading of the host's clock (until a time), and when it was made; None before the first."""
+        rows = self._rows(
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = :s AND kind = 'clock-read'"
+            " AND ifnull(at <= :until, true) ORDER BY seq DESC LIMIT 1",
+            s=session_id,
+            until=until,
+        )
+        found = self._parsed(_event, rows)
+        return (found[0].at, found[0].event) if found and isinstance(found[0].event, ev.ClockRead) else None
+
+    def spans(self, session_id: str) -> dict[str, tuple[float, float]]:
+        """When each judged experiment was chosen last, and when its verdict came; Unix seconds, by id."""
+        rows = self._rows(
+            "SELECT v.experiment_id AS id, max(d.at) AS chosen, v.at AS judged FROM verdicts v JOIN decisions d"
+            " ON d.session_id = v.session_id AND d.subject = v.experiment_id AND d.kind = 'choose'"
+            " WHERE v.session_id = ? GROUP BY v.experiment_id",
+            session_id,
+        )
+        return {row["id"]: (float(row["chosen"]), float(row["judged"])) for row in rows}
+
+    def away(self, session_id: str) -> list[tuple[float, float]]:
+        """Times in which no agent was attached or the session only waited for its window, as (begin, end)."""
+        rows = self._rows(
+            "SELECT begun, at FROM (SELECT seq, at, kind, CASE kind WHEN 'window-awaited'"
+            " THEN at - json_extract(body, '$.seconds') ELSE lag(at) OVER (ORDER BY seq) END AS begun"
+            " FROM events WHERE session_id = ?) WHERE kind IN ('agent-attached', 'window-awaited')"
+            " AND begun IS NOT NULL ORDER BY seq",
+            session_id,
+        )
+        return [(float(row["begun"]), float(row["at"])) for row in rows]
 
     def last_event_at(self, session_id: str) -> float:
         """When the session's last event was written, Unix seconds."""

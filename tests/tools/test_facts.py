@@ -24,6 +24,7 @@ from tests.ssh_servers import SshServer, demo_sshd
 from tools import facts
 from tools.facts import (
     BusyFact,
+    ClockFact,
     DescendantsFact,
     DiskFact,
     Gpu,
@@ -90,7 +91,10 @@ def test_every_fact_has_cases() -> None:
     assert covered == {name for name in facts.__all__ if name.endswith("Fact") and name != "Fact"}
 
 
-@pytest.mark.parametrize("fact", [ProcessFact(1), BusyFact(), MachineFact(), MemoryFact(), DiskFact("/"), GpuFact()])
+NONSENSE = [ProcessFact(1), BusyFact(), ClockFact(), MachineFact(), MemoryFact(), DiskFact("/"), GpuFact()]
+
+
+@pytest.mark.parametrize("fact", NONSENSE)
 def test_nonsense_is_an_error(fact: facts.Fact[Any]) -> None:
     with pytest.raises((ValueError, LookupError)):
         fact.parse(b"exit 0\nbash: command not found\n")
