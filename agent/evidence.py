@@ -10,7 +10,7 @@ from agent.chooser import Situation, share_level
 from agent.config import SessionConfig
 from agent.judge import Comparison, Prices, Seen, figures, log_of
 from agent.known import AGAIN, BLAMES, Known, failed_start, told, under_load
-from agent.policy import Costs, Spent, left_s, needed_disruption
+from agent.policy import Costs, Spent, left_s, needed_disruption, unaffordable
 from agent.relatives import all_lost
 from agent.validity import noisy
 from agent.window import closes_in, later, window_from
@@ -19,6 +19,8 @@ from state.models import (
     Arm,
     DecisionKind,
     Disruption,
+    Experiment,
+    FlagChange,
     LaunchSpec,
     Measurement,
     MeasurementStatus,
@@ -36,6 +38,7 @@ BASELINE = "baseline"
 RESTORE = "restore"
 CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
+ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
 
 
@@ -328,6 +331,12 @@ def situation(store: Store, session_id: str, config: SessionConfig) -> Situation
         blocked_capabilities=all_lost(learned),
         used_s=used_by_level(store, session_id),
     )
+
+
+def affordable(store: Store, session_id: str, config: SessionConfig) -> bool:
+    """Whether a comparison of one more launched candidate still fits before the close-out."""
+    now = situation(store, session_id, config)
+    return unaffordable(ANYTHING, now.policy, now.spent, now.workload, now.rule, now.costs) is None
 
 
 def kept_anything(store: Store, session_id: str) -> bool:
