@@ -240,9 +240,9 @@ async def _window(target: Target, config: SessionConfig) -> list[Check]:
 
 def _least_s(config: SessionConfig) -> float:
     """The baseline, one experiment and the close-out, by guesses still."""
-    rule, workload, costs = config.judge, config.workload, Costs()
+    rule, workload, costs = config.judge, config.workload, Costs(wait_s=config.manners.wait_inflight_s)
     one = observation_s(workload, rule, costs) + comparison_s(workload, rule, costs)
-    return one + SLACK * close_out_s(workload, rule, costs)
+    return one + SLACK * close_out_s(workload, rule, costs) + costs.wait_s
 
 
 def _lasting(adoption: Adoption, config: SessionConfig) -> list[Check]:

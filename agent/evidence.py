@@ -302,6 +302,7 @@ def costs(store: Store, session_id: str, config: SessionConfig, before: str | No
         launch_s=launch_s,
         level_s=_by_level(store, session_id, launches, took),
         restore_s=max(back, default=None if loads or config.policy.window is None else dearest_s),
+        wait_s=config.manners.wait_inflight_s,
         run_s=run_s,
     )
 

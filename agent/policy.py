@@ -42,6 +42,7 @@ class Costs(Frozen):
     restore_s: float | None = Field(
         default=None, description="the longest that known-good took to start; None before it was seen"
     )
+    wait_s: float = Field(default=0.0, description="how long known-good's launch may wait for requests in flight")
     run_s: dict[str, float] = Field(default_factory=dict)
     default_run_s: float = 20.0
 
@@ -53,7 +54,7 @@ class Costs(Frozen):
     @property
     def way_back_s(self) -> float:
         """So long before a window closes known-good has to be on its way."""
-        return SLACK * self.back_s
+        return SLACK * self.back_s + self.wait_s
 
     def of_level(self, level: Disruption) -> Costs:
         """The same with a launch at the price of that level."""
@@ -169,7 +170,7 @@ def left_s(policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, co
     """Time before the reserved close-out has to begin: of the budget or of the window, whichever ends first."""
     reserve_s = close_out_s(workload, rule, costs)
     left = policy.budget.time_s - spent.elapsed_s - reserve_s
-    return left if spent.open_s is None else min(left, spent.open_s - SLACK * reserve_s)
+    return left if spent.open_s is None else min(left, spent.open_s - SLACK * reserve_s - costs.wait_s)
 
 
 def _runs(workload: Workload, rule: JudgeRule, costs: Costs) -> tuple[int, int]:

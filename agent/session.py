@@ -204,11 +204,15 @@ class Runner:
 
     async def _to_an_end(self) -> int:
         lost: RatchetError | None = None
+        closing = False
         while True:
             try:
                 if lost is not None:
                     await self.tenure.regain(lost)
                     lost = None
+                if closing:
+                    await self.hands.abandon_runs("the window closes")
+                    closing = False
                 await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
             except (StoppedByOperator, StoppedByFailure) as stopped:
                 return await self._drain(stopped.what)
@@ -222,7 +226,7 @@ class Runner:
                 lost = error
                 continue
             except WindowClosing:  # seen again from the beginning, the loop ends what was under way
-                await self.hands.abandon_runs("the window closes")
+                closing = True
                 continue
             row = self.store.session(self.session_id)
             return row.exit_code if row.exit_code is not None else 1
