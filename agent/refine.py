@@ -136,7 +136,7 @@ def _promising(learned: Learned) -> list[Experiment]:
         names = {change.name for change in plain(one.experiment)}
         parts = [idea for idea in found if {*plain(idea)} <= {*plain(one.experiment)}]
         blamed = {name for name in names if _speaks_of(one.cause, name)}
-        sound = [idea for idea in parts if not blamed & {change.name for change in idea.changes}]
+        sound = [idea for idea in parts if not blamed & {change.name for change in plain(idea)}]
         found = sound if len(sound) < len(parts) else parts[: len(parts) // 2]
     return found
 
@@ -146,8 +146,8 @@ def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> l
     held: list[Experiment] = []
     for idea in ideas:
         more = together(plain(one) for one in (*held, idea))
-        names = {change.name for one in held for change in one.changes}
-        clashes = more is None or any(change.name in names for change in idea.changes)
+        names = {change.name for one in held for change in plain(one)}
+        clashes = more is None or any(change.name in names for change in plain(idea))
         serves = not model.needed((plain(idea),))
         if more is not None and not clashes and not serves and len(more) <= MOST_AT_ONCE and not objects(more):
             held.append(idea)
