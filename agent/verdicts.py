@@ -45,9 +45,12 @@ def _fails(comparison: Comparison, config: SessionConfig) -> bool:
 
 def no_time_left(store: Store, session_id: str, config: SessionConfig, comparison: Comparison) -> str | None:
     """Why budget or window end a comparison now; an observation and the close-out have their time set aside."""
+    set_aside = comparison.purpose is Purpose.CLOSE_OUT or comparison.observes
+    if set_aside and config.policy.window is None:
+        return None
     used, prices = spent(store, session_id), costs(store, session_id, config)
-    if comparison.purpose is Purpose.CLOSE_OUT or comparison.observes:
-        return None if used.open_s is None else window_shut(used, _next_step_s(comparison, prices))
+    if set_aside:
+        return window_shut(used, _next_step_s(comparison, prices))
     level = needed_disruption(store.comparison(session_id, comparison.experiment_id).experiment)
     return out_of_time(config.policy, used, config.workload, config.judge, prices, level)
 

@@ -247,7 +247,7 @@ async def test_a_resume_outside_the_window_brings_known_good_back_and_goes_on_in
 @pytest.mark.anyio
 async def test_a_share_moves_the_choice_in_a_session_and_the_log_says_so(tmp_path: Path) -> None:
     listed = [flag("--threads", "8"), flag("--poll", "0"), flag("--parallel", "4", disruption="patch")]
-    config = within(None, time_s=2000.0, level_share=0.1, max_disruption=Disruption.PATCH)
+    config = within(None, time_s=2000.0, level_share=0.05, max_disruption=Disruption.PATCH)
     with at(tmp_path, 1.0, config, *listed) as runner:
         assert await runner.run() == 0
         chosen = [d for d in runner.store.decisions(runner.session_id) if d["kind"] == DecisionKind.CHOOSE]
