@@ -125,6 +125,8 @@ def status(session: SessionId = None, db: Db = None, as_json: Json = False) -> N
             f"{found['active_s'] / 60:.1f} of {found['budget_s'] / 60:.0f} min, {found['experiments_judged']} judged, "
             f"{found['restarts']} restarts, {found['downtime_s']:.0f} s of downtime"
         )
+        if found["waits"] is not None:
+            console.print(found["waits"], markup=False, highlight=False)
         console.print(todo_table(store, found["session"]))
         console.print(f"next: {found['next_step']}")
 

@@ -9,7 +9,7 @@ from agent.evidence import costs, spent
 from agent.planners.look_ups import Shelf
 from agent.planners.screen import OWN, Bounds
 from agent.planners.table import Briefing, Tried
-from agent.policy import close_out_s
+from agent.policy import left_s
 from state.errors import RatchetError
 from state.models import (
     Change,
@@ -165,7 +165,7 @@ def _telemetry(seen: Telemetry | None) -> str:
 
 def _left(store: Store, session_id: str, config: SessionConfig) -> tuple[str, ...]:
     used, prices, budget = spent(store, session_id), costs(store, session_id, config), config.policy.budget
-    free_s = budget.time_s - used.elapsed_s - close_out_s(config.workload, config.judge, prices)
+    free_s = left_s(config.policy, used, config.workload, config.judge, prices)
     section, made = config.planner.model, proposals_made(store.todos(session_id))
     return (
         f"{max(0.0, free_s) / 60:.0f} min, {max(0, budget.experiments - used.experiments)} experiments and "

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent.config import SessionConfig
 from agent.evidence import BASELINE, CLOSE_OUT, costs, fresh, spent
-from agent.policy import no_room_for
+from agent.policy import no_room_for, no_room_for_the_end
 from state.models import Disruption, Experiment, LoadHint, Outcome, Purpose, Role, Source, Todo, Verdict
 from state.store import Store
 
@@ -166,6 +166,12 @@ def leave_out_due(store: Store, session_id: str, config: SessionConfig) -> tuple
     )
     reason = f"of {len(standing)} kept changes it seemed to gain least; each must still be worth it beside the others"
     return weakest, Due(experiment, reason, _obstacle(store, session_id, config, config.judge.close_out_blocks))
+
+
+def no_room_for_close_out(store: Store, session_id: str, config: SessionConfig) -> str | None:
+    """Why the final comparison would not end before the window closes; None where it would, or none is kept."""
+    prices = costs(store, session_id, config)
+    return no_room_for_the_end(spent(store, session_id), config.workload, config.judge, prices)
 
 
 def _obstacle(store: Store, session_id: str, config: SessionConfig, blocks: int) -> str | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
-from agent.policy import Costs, Spent, comparison_s, forbidden, needed_disruption, observation_s, unaffordable
-from state.models import Disruption, Frozen, JudgeRule, Outcome, Policy, Todo, TodoStatus, Verdict, Workload
+from pydantic import Field
+
+from agent.policy import Costs, Price, Spent, forbidden, left_s, needed_disruption, price, unaffordable
+from agent.window import spoken
+from state.models import Disruption, Experiment, Frozen, JudgeRule, Outcome, Policy, Todo, TodoStatus, Verdict, Workload
 
 RELATIVE_SINKS = 0.7
 RELATIVE_RISES = 1.2
@@ -21,6 +25,9 @@ class Situation(Frozen):
     spent: Spent
     costs: Costs
     blocked_capabilities: frozenset[str] = frozenset()
+    used_s: dict[Disruption, float] = Field(
+        default_factory=dict, description="time that each level has used so far; read counts as load"
+    )
 
 
 class Choice(Frozen):
@@ -32,7 +39,10 @@ class Choice(Frozen):
 
 
 def choose(situation: Situation) -> Choice:
-    """Take the first ready todo in the order: disruption, tier, priority, gain per minute, id."""
+    """Take the first ready todo in the order: disruption, tier, priority, gain per minute, id.
+
+    A level that has had its share of the time waits for the next one that has something ready.
+    """
     ready: list[Todo] = []
     skipped: list[tuple[str, str]] = []
     for todo in situation.todos:
@@ -44,9 +54,54 @@ def choose(situation: Situation) -> Choice:
         else:
             skipped.append((todo.id, obstacle))
     if not ready:
-        return Choice(todo=None, reason="nothing on the list is ready and affordable", skipped=tuple(skipped))
+        return Choice(todo=None, reason=_nothing(situation), skipped=tuple(skipped))
     ready.sort(key=lambda todo: _rank(todo, situation))
-    return Choice(todo=ready[0], reason=_reason(ready, situation), skipped=tuple(skipped))
+    first, passed = _within_shares(ready, situation)
+    return Choice(todo=first, reason="; ".join((*passed, _reason(first, ready, situation))), skipped=tuple(skipped))
+
+
+def _nothing(situation: Situation) -> str:
+    left = situation.spent.open_s
+    closes = "" if left is None else f"; the window {situation.policy.window} closes in {spoken(left)}"
+    return f"nothing on the list is ready and affordable{closes}"
+
+
+def share_level(experiment: Experiment) -> Disruption:
+    """The level in whose share an experiment counts: to observe without load and with it is one."""
+    return max(Disruption.LOAD, needed_disruption(experiment))
+
+
+def _within_shares(ready: Sequence[Todo], situation: Situation) -> tuple[Todo, tuple[str, ...]]:
+    """The first todo whose level still has time of its share, and which levels wait for that.
+
+    The highest level with something ready may use all that is left, and no level is denied its first experiment.
+    """
+    firsts: dict[Disruption, Todo] = {}
+    for todo in ready:
+        firsts.setdefault(share_level(todo.experiment), todo)
+    levels = sorted(firsts)
+    passed: list[str] = []
+    for level, above in itertools.pairwise(levels):
+        waits = _share_used(level, firsts[level], situation)
+        if waits is None:
+            return firsts[level], tuple(passed)
+        passed.append(f"{waits}, so {above.name.lower()} comes first")
+    return firsts[levels[-1]], tuple(passed)
+
+
+def _share_used(level: Disruption, todo: Todo, situation: Situation) -> str | None:
+    """Why a level has to let a higher one go first, None while its share lasts."""
+    used = situation.used_s.get(level, 0.0)
+    left = left_s(situation.policy, situation.spent, situation.workload, situation.rule, situation.costs)
+    # What levels above have used was still there when this one had its turn.
+    had = left + sum(seconds for of, seconds in situation.used_s.items() if of >= level)
+    share, next_s = situation.policy.level_share, cost(todo, situation).seconds
+    if not used or used + next_s <= share * had:
+        return None
+    return (
+        f"{level.name.lower()} has used {used / had:.0%} of the {had / 60:.0f} min left at its turn, "
+        f"and {next_s / 60:.1f} min more would exceed its share of {share:.0%}"
+    )
 
 
 def in_order(situation: Situation) -> list[Todo]:
@@ -64,10 +119,9 @@ def _obstacle(todo: Todo, situation: Situation) -> str | None:
     )
 
 
-def minutes(todo: Todo, situation: Situation) -> float:
-    """Expected minutes of launches and benchmark that the todo costs on this host."""
-    price = comparison_s if todo.experiment.changes else observation_s
-    return price(situation.workload, situation.rule, situation.costs) / 60
+def cost(todo: Todo, situation: Situation) -> Price:
+    """What the todo is expected to take of launches and benchmark on this host."""
+    return price(todo.experiment, situation.workload, situation.rule, situation.costs)
 
 
 def line(todos: Sequence[Todo]) -> list[Todo]:
@@ -77,7 +131,7 @@ def line(todos: Sequence[Todo]) -> list[Todo]:
 
 
 def _rank(todo: Todo, situation: Situation) -> tuple[int, int, int, float, float, str]:
-    gain = todo.experiment.expected_gain / max(minutes(todo, situation), 1e-6)
+    gain = todo.experiment.expected_gain / max(cost(todo, situation).seconds, 1e-6)
     return (*_place(todo), -gain, todo.id)
 
 
@@ -87,16 +141,19 @@ def _place(todo: Todo) -> tuple[int, int, int, float]:
     return (observes, int(disruption), todo.experiment.tier, -todo.priority)
 
 
-def _reason(ready: Sequence[Todo], situation: Situation) -> str:
-    first = ready[0]
+def _reason(first: Todo, ready: Sequence[Todo], situation: Situation) -> str:
     disruption = needed_disruption(first.experiment)
     level = [todo for todo in ready if needed_disruption(todo.experiment) == disruption]
-    why = f"least disruptive level with something ready is {disruption.name.lower()}"
+    which = "least disruptive" if disruption == needed_disruption(ready[0].experiment) else "next"
+    why = f"{which} level with something ready is {disruption.name.lower()}"
     if disruption <= Disruption.LOAD:
         why += ", and an observation blocks nothing"
     if len(level) > 1:
         why += f"; of its {len(level)}: tier {first.experiment.tier}, priority {first.priority:.2f}"
-        why += f", hoped gain {first.experiment.expected_gain:.0%} for about {minutes(first, situation):.1f} min"
+    wanted = cost(first, situation)
+    if first.experiment.changes:
+        why += f"; hoped gain {first.experiment.expected_gain:.0%} for about {wanted.seconds / 60:.1f} min"
+        why += f", {wanted.down_s / 60:.1f} of them without a server" if wanted.down_s else ", all of them served"
     return why
 
 

@@ -40,6 +40,7 @@ from agent.config_problems import (
     validation_problems,
 )
 from agent.config_schema import schema_text
+from agent.window import window_from
 from state.errors import ConfigError
 from state.models import (
     Budget,
@@ -89,6 +90,12 @@ def _load_hint(value: object) -> object:
     if value not in names:
         raise ValueError(f"expected one of {', '.join(names)}{nearest(str(value), names)}")
     return LoadHint(value)
+
+
+def _span_of_day(value: str | None) -> str | None:
+    if value is not None:
+        window_from(value)
+    return value
 
 
 def _expanded(value: object) -> Path:
@@ -189,6 +196,10 @@ class PolicySection(Policy):
         default=Disruption.RESTART, description="the most that an experiment may cost the users of the server"
     )
     budget: BudgetSection = Field(default=BudgetSection(), description="ceilings of the session")
+    window: Annotated[str | None, AfterValidator(_span_of_day)] = Field(
+        default=None,
+        description='"01:00-05:00" on the host\'s own clock: only then is anything loaded, changed or restarted',
+    )
 
 
 class MannersSection(Frozen):

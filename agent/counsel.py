@@ -172,7 +172,7 @@ class Counsel:
         task = asyncio.ensure_future(waiting)
         try:
             while not (await asyncio.wait({task}, timeout=POLL_S))[0]:
-                self.hands.check_stop()
+                self.hands.check()
             return task.result()
         finally:
             task.cancel()

@@ -15,6 +15,7 @@ from agent.manners import unmeasured, within_ceiling
 from agent.open_files import server_limit, shortages
 from agent.planners.base import Planner, View
 from agent.policy import (
+    SLACK,
     Costs,
     Spent,
     broken_constraints,
@@ -23,8 +24,10 @@ from agent.policy import (
     forbidden,
     needed_disruption,
     observation_s,
+    whole_s,
 )
 from agent.room import refuse_no_room_here, refuse_no_room_there
+from agent.window import closes_in, opens_in, spoken, time_of_day, window_from
 from state.errors import ConfigError, HostError, PolicyRefused, RatchetError
 from state.models import Adoption, Disruption, Experiment, Frozen, Todo, TodoStatus
 from tools.services.finding import UNVERIFIED
@@ -75,6 +78,7 @@ async def examine(target: Target, config: SessionConfig, planner: Planner, datab
     checks += [*_adoption_checks(adoption, config), await _open_files(target, adoption, config)]
     checks += [await _quiet(target, config), *await _manners(target, config), *_lasting(adoption, config)]
     config = within_ceiling(config)
+    checks += await _window(target, config)
     facts = await target.facts()
     known = f"{len(facts.known_flags)} flags in its own --help"
     checks.append(Check(name="flags", status="ok" if facts.known_flags else "failed", text=known))
@@ -215,6 +219,32 @@ async def _drain(target: Target, config: SessionConfig) -> Check:
     return Check(name=name, status="ok", text=f"{would}; {told[seen.seen]}")
 
 
+async def _window(target: Target, config: SessionConfig) -> list[Check]:
+    """When the session could begin, and whether a whole window has room for one experiment at least."""
+    text = config.policy.window
+    if text is None:
+        return []
+    window, clock = window_from(text), await target.clock()
+    ahead, left = opens_in(window, clock), closes_in(window, clock)
+    when = f"it opens in {spoken(ahead)}" if ahead else f"it is open, and closes in {spoken(left)}"
+    said = f"{text}; the host's clock shows {time_of_day(clock)}: {when}"
+    least_s = _least_s(config)
+    if least_s > window.length_s:
+        said += f"; one experiment and the close-out take about {spoken(least_s)}, longer than the window"
+        return [Check(name="window", status="warning", text=said, do="make it longer, or the workload smaller")]
+    if not ahead and least_s > left:
+        do = "start before the window opens; in what is left of it no experiment would be begun"
+        return [Check(name="window", status="warning", text=said, do=do)]
+    return [Check(name="window", status="ok", text=said)]
+
+
+def _least_s(config: SessionConfig) -> float:
+    """The baseline, one experiment and the close-out, by guesses still."""
+    rule, workload, costs = config.judge, config.workload, Costs(wait_s=config.manners.wait_inflight_s)
+    one = observation_s(workload, rule, costs) + comparison_s(workload, rule, costs)
+    return one + SLACK * close_out_s(workload, rule, costs) + costs.wait_s
+
+
 def _lasting(adoption: Adoption, config: SessionConfig) -> list[Check]:
     if not config.manners.persist:
         return []
@@ -269,7 +299,7 @@ def _estimate(plan: list[PlannedItem], config: SessionConfig) -> float:
     rule, workload, costs = config.judge, config.workload, Costs()
     allowed = min(sum(1 for item in plan if item.verdict == "allowed"), config.policy.budget.experiments)
     whole = observation_s(workload, rule, costs) + allowed * comparison_s(workload, rule, costs)
-    return min(config.policy.budget.time_s, whole + close_out_s(workload, rule, costs))
+    return min(whole_s(config.policy), whole + close_out_s(workload, rule, costs))
 
 
 def _exit_code(checks: list[Check]) -> int:

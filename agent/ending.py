@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 
-from agent.evidence import CONFIRM, RESTORE
+from agent.evidence import CONFIRM, RESTORE, costs
 from agent.hands import Hands
 from agent.judge import Comparison, Need
 from agent.known import told
@@ -15,6 +15,8 @@ from state import events as ev
 from state.errors import NeedsHuman
 from state.models import Arm, Frozen, Measurement, MeasurementStatus, Trial, TrialStatus
 from tools.next_step import next_step
+
+SHUT = "not confirmed by a run: the window is closed, or closes before one would end"
 
 
 class Proof(Frozen):
@@ -80,9 +82,12 @@ def _called(trial: Trial, times: int) -> str:
 async def proven(hands: Hands, fingerprint: str) -> Proof:
     """Bring a configuration back, confirm it by one run at each of the objective's load points, and say what was seen.
 
-    A server that dies under the confirming run is brought back once more.
+    A server that dies under the confirming run is brought back once more. Outside the window nothing is measured.
     """
     trial = await bring_back(hands, fingerprint)
+    prices = costs(hands.store, hands.session_id, hands.config)
+    if await hands.hours.look() < sum(map(prices.point_s, hands.config.workload.objective.at)):
+        return Proof(trial=trial, runs=(), words=SHUT)
     runs = await confirm(hands, trial)
     again = await bring_back(hands, fingerprint)
     if again.id != trial.id:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from agent.chooser import Situation
+from agent.chooser import Situation, share_level
 from agent.config import SessionConfig
 from agent.judge import Comparison, Prices, Seen, figures, log_of
 from agent.known import AGAIN, BLAMES, Known, failed_start, told, under_load
-from agent.policy import Costs, Spent, close_out_s, unaffordable
+from agent.policy import Costs, Spent, left_s, needed_disruption, unaffordable
 from agent.relatives import all_lost
 from agent.validity import noisy
+from agent.window import closes_in, later, window_from
 from state.models import (
     Answer,
     Arm,
     DecisionKind,
+    Disruption,
     Experiment,
     FlagChange,
     LaunchSpec,
@@ -247,10 +249,13 @@ def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[f
 def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Prices:
     """Launch and run as seen on this host before the experiment, and the time left then: its plan must not move."""
     now = costs(store, session_id, config, before=experiment_id)
-    reserve_s = close_out_s(config.workload, config.judge, now)
-    chosen = [made["at"] for made in store.decisions(session_id, experiment_id) if made["kind"] in _BEGIN]
-    left_s = config.policy.budget.time_s - store.active_s(session_id, chosen[-1] if chosen else None) - reserve_s
-    return Prices(launch_s=now.launch_s, run_s=now.objective_run_s(config.workload), left_s=max(0.0, left_s))
+    begun = [made["at"] for made in store.decisions(session_id, experiment_id) if made["kind"] in _BEGIN]
+    then = begun[-1] if begun else None
+    used = Spent(
+        elapsed_s=store.active_s(session_id, then), experiments=0, restarts=0, open_s=open_s(store, session_id, then)
+    )
+    left = left_s(config.policy, used, config.workload, config.judge, now)
+    return Prices(launch_s=now.launch_s, run_s=now.objective_run_s(config.workload), left_s=max(0.0, left))
 
 
 _BEGIN = (DecisionKind.CHOOSE.value, DecisionKind.CLOSE_OUT.value)
@@ -311,23 +316,80 @@ def spent(store: Store, session_id: str) -> Spent:
         return len(judged), len(launches)
 
     experiments, restarts = store.derived(session_id, "spent", (TODOS, TRIALS), counted)
-    return Spent(elapsed_s=store.active_s(session_id), experiments=experiments, restarts=restarts)
+    return Spent(
+        elapsed_s=store.active_s(session_id),
+        experiments=experiments,
+        restarts=restarts,
+        open_s=open_s(store, session_id),
+    )
+
+
+def open_s(store: Store, session_id: str, at: float | None = None) -> float | None:
+    """Seconds until the window closes (as known at a time), 0 while it is closed; None where none is kept."""
+    read = store.clock_read(session_id, at)
+    if read is None:
+        return None
+    then, seen = read
+    since_s = (store.clock() if at is None else at) - then
+    return closes_in(window_from(seen.window), later(seen.clock, since_s))
+
+
+def used_by_level(store: Store, session_id: str) -> dict[Disruption, float]:
+    """Seconds from choice to verdict of all experiments so far, by level; the loop's own checks belong to none."""
+    spans, away = store.spans(session_id), store.away(session_id)
+    used: dict[Disruption, float] = {}
+    for todo in store.todos(session_id):
+        if todo.id not in spans or todo.experiment.purpose is not Purpose.TRY:
+            continue
+        begun, ended = spans[todo.id]
+        lost_s = sum(back - gone for gone, back in away if begun <= gone and back <= ended)
+        level = share_level(todo.experiment)
+        used[level] = used.get(level, 0.0) + max(0.0, ended - begun - lost_s)
+    return used
 
 
 def costs(store: Store, session_id: str, config: SessionConfig, before: str | None = None) -> Costs:
-    """Prices as measured in this session (before an experiment): medians of the newest launches and runs."""
+    """Prices as measured in this session (before an experiment): medians of the newest launches and runs.
+
+    A launch took what its process needed to generate, or, where that was longer, what we waited for it with all that
+    belongs to it: the old server's end, patched files, packages.
+    """
     guesses = Costs()
     trials, taken = store.before(session_id, before)
-    launched = islice(reversed(trials), LOOKED_BACK)
-    loads = sorted(islice((t.load_s for t in launched if t.load_s is not None and not t.adopted), NEWEST))
+    looked = islice(reversed(trials), LOOKED_BACK)
+    launches = list(islice((t for t in looked if t.load_s is not None and not t.adopted), NEWEST))
+    took = {t.id: max(t.load_s or 0.0, t.down_s) for t in launches}
+    loads = sorted(took.values())
+    known_good = store.role(session_id, Role.KNOWN_GOOD)
+    back = [took[t.id] for t in launches if t.fingerprint == known_good]
     run_s: dict[str, float] = {}
     for point in config.workload.load_points:
         seen = sorted(islice(_seconds(islice(reversed(taken), LOOKED_BACK), point.name), NEWEST))
         if seen:
             run_s[point.name] = seen[len(seen) // 2]
-    # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most.
-    launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, config.server.start_deadline_s / 3)
-    return Costs(launch_s=launch_s, run_s=run_s)
+    # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most. The way
+    # back into a window is reserved for that worst case, anything else planned with the usual one.
+    dearest_s = config.server.start_deadline_s / 3
+    launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, dearest_s)
+    return Costs(
+        launch_s=launch_s,
+        level_s=_by_level(store, session_id, launches, took),
+        restore_s=max(back, default=None if loads or config.policy.window is None else dearest_s),
+        wait_s=config.manners.wait_inflight_s,
+        run_s=run_s,
+    )
+
+
+def _by_level(
+    store: Store, session_id: str, launches: list[Trial], took: Mapping[str, float]
+) -> dict[Disruption, float]:
+    """The median launch for experiments of each level, either side: what a change needs, its undoing needs as well."""
+    levels = {t.id: needed_disruption(t.experiment) for t in store.todos(session_id) if t.experiment.tries}
+    seen: dict[Disruption, list[float]] = {}
+    for trial in launches:
+        if trial.experiment_id in levels:
+            seen.setdefault(levels[trial.experiment_id], []).append(took[trial.id])
+    return {level: sorted(times)[len(times) // 2] for level, times in seen.items()}
 
 
 def _seconds(runs: Iterable[Measurement], point: str) -> Iterator[float]:
@@ -346,6 +408,7 @@ def situation(store: Store, session_id: str, config: SessionConfig) -> Situation
         spent=spent(store, session_id),
         costs=costs(store, session_id, config),
         blocked_capabilities=all_lost(learned),
+        used_s=used_by_level(store, session_id),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from agent.beside_parent import doubts, otherwise
 from agent.config import SessionConfig
 from agent.evidence import spoilt
+from agent.hours import Hours
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.known import ABANDONED, told
 from agent.manners import Manners
@@ -79,6 +80,7 @@ class Hands:
         self.boots_noted: set[str] = set()
         self.plain: set[str] = set()
         self.manners = Manners(self)
+        self.hours = Hours(self)
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
@@ -93,6 +95,11 @@ class Hands:
             raise self.refused
         if self.stop.is_set() or self.stop_asked():
             raise StoppedByOperator("stopped on request", do="`resume` goes on from here")
+
+    def check(self) -> None:
+        """`check_stop`, and the same for the window: raises WindowClosing when what is under way must be left."""
+        self.check_stop()
+        self.hours.check()
 
     def role(self, role: Role) -> str:
         """Fingerprint of the spec in a role that every session has from its opening on."""
@@ -115,6 +122,7 @@ class Hands:
             return Position(trial=None, serving=None)
         position = self._known(serving)
         if position is not None:
+            self.hours.serves(None if position.trial is None else position.trial.fingerprint)
             return position
         await self._refuse_reboot()
         await self.target.renew()  # if the host's watcher or another agent took over, this says so
@@ -142,7 +150,7 @@ class Hands:
         staging = asyncio.ensure_future(self.target.stage(spec))
         try:
             while not (await asyncio.wait({staging}, timeout=POLL_S))[0]:
-                self.check_stop()
+                self.check()
             await staging
         finally:
             staging.cancel()
@@ -163,7 +171,8 @@ class Hands:
         done = await self.journal.once(
             f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe
         )
-        ready = await self.target.await_ready(key)
+        self.hours.serves(trial.fingerprint)
+        ready = await self.hours.in_time(self.target.await_ready(key))
         if isinstance(ready, Ready) and self._anything_live(spec):
             ready = await self.target.adjust(key, spec) or ready
         self.journal.fault(f"{trial.id}:ready")
@@ -241,11 +250,11 @@ class Hands:
         closed = taken.model_copy(update={"status": MeasurementStatus.INVALID, "reasons": (reason,)})
         self.write(ev.MeasurementClosed(measurement=closed))
 
-    async def abandon_runs(self) -> None:
+    async def abandon_runs(self, why: str = "stopped on request") -> None:
         """End the benchmark that is under way, if any, so that a restore does not have to share the host with it."""
         taken = self.store.open_measurement(self.session_id)
         if taken is not None:
-            await self._lose(taken, "stopped on request")
+            await self._lose(taken, why)
 
     @property
     def engine(self) -> str:
@@ -435,7 +444,7 @@ class Hands:
             state = await self.target.look_run(key)
             if state.phase != "running":
                 return state, None
-            self.check_stop()
+            self.check()
             self.progress.tick(f"{taken.id} {state.done}/{of} requests", state.done, of)
             if expected is not None:
                 collapse = collapsing(state.elapsed_s, state.output_tokens, expected, self.config.judge)

@@ -251,7 +251,7 @@ class Manners:
             if waited >= limit:
                 return f"{BUSY}: {busy} of somebody else after {waited:.0f} s"
             if not must:
-                self.hands.check_stop()
+                self.hands.check()
             self.hands.progress.tick(f"waiting for requests in flight: {busy}", waited, limit)
             await self.hands.target.pause(LOOK_S)
             waited += LOOK_S

@@ -20,6 +20,7 @@ from agent.evidence import (
     kept_anything,
     known,
     situation,
+    spent,
     too_noisy,
 )
 from agent.hands import Hands
@@ -29,7 +30,7 @@ from agent.known import blamed
 from agent.levers import Setting
 from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
-from agent.policy import broken_constraints, forbidden, restarts
+from agent.policy import broken_constraints, forbidden, over, restarts
 from agent.refine import all_at_once, refinements
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
@@ -101,7 +102,8 @@ class Nodes:
         self._enter("observe")
         await self.hands.guard()
         position = await self.hands.where()
-        if self.store.open_comparison(self.session_id) is not None:
+        ahead = await self.hands.hours.ahead()
+        if self.store.open_comparison(self.session_id) is not None and not ahead:
             return {"next": "apply"}
         known_good = self.hands.role(Role.KNOWN_GOOD)
         trial = position.trial
@@ -115,6 +117,9 @@ class Nodes:
         await self.hands.manners.at_rest()
         if not self.store.todos(self.session_id):
             return {"next": "plan"}
+        if ahead and self.store.open_comparison(self.session_id) is not None:
+            await self.hands.hours.wait()
+            return {"next": "observe"}
         return {"next": "choose"}
 
     async def heal(self, state: LoopState) -> LoopState:
@@ -181,6 +186,9 @@ class Nodes:
             return self._give_up(noise)
         if self.counsel.due(idle=False):
             return {"next": "consult"}
+        if await self.hands.hours.ahead():
+            await self.hands.hours.wait()
+            return {"next": "observe"}
         if refiner.due(self.store, self.session_id, self.config, idle=False):
             return {"next": "refine"}
         due = built_in.sentinel_due(self.store, self.session_id, self.config)
@@ -229,6 +237,7 @@ class Nodes:
     async def apply(self, state: LoopState) -> LoopState:
         """See that the configuration which the next run needs is the one that serves."""
         self._enter("apply")
+        await self.hands.hours.look()
         row, comparison = self._open()
         assessment = self._assessed(comparison)
         if assessment.verdict is not None or no_time_left(self.store, self.session_id, self.config, comparison):
@@ -269,6 +278,8 @@ class Nodes:
         ):
             return {"next": "apply"}
         await self.hands.manners.before_run(self.config.workload.point(need.load_point))
+        await self.hands.hours.look()
+        self.hands.hours.check()
         # A run that a former agent began is itself what the server is busy with.
         noise = None
         if not self.hands.run_under_way:
@@ -317,7 +328,9 @@ class Nodes:
         self.hands.journal.fault("finish:proven")
         await self.hands.manners.at_rest()
         lasting = await self.hands.manners.make_lasting(final)
-        why = self._too_noisy() or "the list is worked off or the budget is used"
+        left = spent(self.store, self.session_id).open_s
+        closed = None if left is None or left > 0 else f"the window {self.config.policy.window} is over"
+        why = self._too_noisy() or closed or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
             if not kept_anything(self.store, self.session_id)
@@ -377,6 +390,9 @@ class Nodes:
             return {"next": "finish"}
         if await self._leaves_one_out():
             return {"next": "apply"}
+        shut = built_in.no_room_for_close_out(self.store, self.session_id, self.config)
+        if shut is not None:
+            return self._give_up(shut)
         decision = self.store.decide(
             self.session_id,
             kind=DecisionKind.CLOSE_OUT,
@@ -479,7 +495,7 @@ class Nodes:
 
     def _postponed(self, busy: str, need: Need, comparison: Comparison, trial: Trial | None) -> LoopState:
         """The server is not restarted under its users: wait on while the budget lasts, or give the experiment up."""
-        lasts = self.store.active_s(self.session_id) < self.config.policy.budget.time_s
+        lasts = not over(self.config.policy, spent(self.store, self.session_id))
         if trial is None or (self.config.manners.when_busy == "wait" and lasts):
             return {"next": "apply"}
         self.hands.void(need, comparison, trial, busy)
@@ -511,13 +527,13 @@ class Nodes:
                     where={"target": self.target.name, "seen": disturbed, "waited": f"{waited:.0f} s"},
                     do="find out who it is; `resume` goes on when the server is left alone",
                 )
-            self.hands.check_stop()
+            self.hands.check()
             self.hands.progress.tick(f"waiting for a quiet host: {disturbed}", waited, rule.quiet_wait_s)
             await self.target.pause(QUIET_CHECK_S)
             waited += QUIET_CHECK_S
 
     def _give_up(self, noise: str) -> LoopState:
-        """The host stays noisy: without a final comparison nothing kept is confirmed, so the original returns."""
+        """Without a final comparison, be it for noise or for time, nothing kept is confirmed: the original returns."""
         if kept_anything(self.store, self.session_id):
             original = self.hands.role(Role.ORIGINAL)
             decision = self.store.decide(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from agent.judge.spending import runs_per_launch
+from agent.window import window_from
 from state.models import (
     CHANGE_DISRUPTION,
     Disruption,
@@ -17,21 +18,47 @@ from state.models import (
     needs_restart,
 )
 
+SLACK = 1.25
+"""Close-out and way back are reserved so many times before a window closes: half of all launches take longer than
+expected, and a window, unlike a budget, has an end that people rely on."""
+
 
 class Spent(Frozen):
-    """What the session has used so far."""
+    """What the session has used so far, and how long it may go on by the host's clock."""
 
     elapsed_s: float
     experiments: int
     restarts: int
+    open_s: float | None = Field(default=None, description="until the window closes; None without a window")
 
 
 class Costs(Frozen):
     """Prices measured on this very host, with stated guesses until they are known."""
 
     launch_s: float = 30.0
+    level_s: dict[Disruption, float] = Field(
+        default_factory=dict, description="a launch for an experiment of that level, where one was seen"
+    )
+    restore_s: float | None = Field(
+        default=None, description="the longest that known-good took to start; None before it was seen"
+    )
+    wait_s: float = Field(default=0.0, description="how long known-good's launch may wait for requests in flight")
     run_s: dict[str, float] = Field(default_factory=dict)
     default_run_s: float = 20.0
+
+    @property
+    def back_s(self) -> float:
+        """Bringing known-good back."""
+        return self.launch_s if self.restore_s is None else max(self.launch_s, self.restore_s)
+
+    @property
+    def way_back_s(self) -> float:
+        """So long before a window closes known-good has to be on its way."""
+        return SLACK * self.back_s + self.wait_s
+
+    def of_level(self, level: Disruption) -> Costs:
+        """The same with a launch at the price of that level."""
+        return self.model_copy(update={"launch_s": self.level_s.get(level, self.launch_s)})
 
     def point_s(self, name: str) -> float:
         """One run at a load point."""
@@ -94,10 +121,56 @@ def observation_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
     return rule.baseline_runs * (costs.block_s(workload) - costs.launch_s)
 
 
+class Price(Frozen):
+    """What trying an experiment is expected to take: launches, while nobody serves, and the benchmark."""
+
+    launches: int
+    down_s: float
+    bench_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.down_s + self.bench_s
+
+
+def price(experiment: Experiment, workload: Workload, rule: JudgeRule, costs: Costs) -> Price:
+    """The way to a keep, with start and run times as this host has shown them for experiments of that level."""
+    launches = 2 * rule.min_blocks if restarts(experiment) else 0
+    launch_s = costs.of_level(needed_disruption(experiment)).launch_s if launches else 0.0
+    own = costs.model_copy(update={"launch_s": launch_s})
+    if not experiment.changes:
+        return Price(launches=launches, down_s=launches * launch_s, bench_s=observation_s(workload, rule, own))
+    whole = comparison_s(workload, rule, own)
+    return Price(launches=launches, down_s=launches * launch_s, bench_s=whole - launches * launch_s)
+
+
 def close_out_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
-    """What the end needs: the final interleaved comparison and one restore. Reserved before every experiment."""
+    """What the end needs: the final interleaved comparison, one restore and the runs that confirm what is left.
+
+    Reserved before every experiment.
+    """
+    return final_s(workload, rule, costs) + costs.back_s + sum(map(costs.point_s, workload.objective.at))
+
+
+def final_s(workload: Workload, rule: JudgeRule, costs: Costs) -> float:
+    """The final interleaved comparison alone: the original starts as ever, the final configuration as it did."""
     runs, _ = _runs(workload, rule, costs)
-    return 2 * rule.close_out_blocks * costs.block_s(workload, runs) + costs.launch_s
+    slower_s = costs.back_s - costs.launch_s
+    return rule.close_out_blocks * (2 * costs.block_s(workload, runs) + slower_s)
+
+
+def whole_s(policy: Policy) -> float:
+    """The most time that a session can have: its budget, or one window."""
+    most = policy.budget.time_s
+    return most if policy.window is None else min(most, window_from(policy.window).length_s)
+
+
+def left_s(policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs) -> float:
+    """Time before the reserved close-out has to begin: of the budget or of the window, whichever ends first."""
+    reserve_s = close_out_s(workload, rule, costs)
+    left = policy.budget.time_s - spent.elapsed_s - reserve_s
+    return left if spent.open_s is None else min(left, spent.open_s - SLACK * reserve_s - costs.wait_s)
 
 
 def _runs(workload: Workload, rule: JudgeRule, costs: Costs) -> tuple[int, int]:
@@ -111,39 +184,74 @@ def unaffordable(
     budget = policy.budget
     if experiment.changes and spent.experiments >= budget.experiments:
         return f"all {budget.experiments} experiments of the budget are used"
-    again = restarts(experiment)
-    own = costs if again else costs.model_copy(update={"launch_s": 0.0})
-    price = (comparison_s if experiment.changes else observation_s)(workload, rule, own)
-    return _beyond(price, 2 * rule.min_blocks if again else 0, policy, spent, workload, rule, costs)
+    wanted = price(experiment, workload, rule, costs)
+    return _beyond(wanted.seconds, wanted.launches, policy, spent, workload, rule, costs)
 
 
 def no_room_for(
     blocks: int, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
 ) -> str | None:
     """Why a comparison of the loop itself, with `blocks` launches of either side, does not fit before the close-out."""
-    price = blocks * sum(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
-    return _beyond(price, 2 * blocks, policy, spent, workload, rule, costs)
+    seconds = blocks * sum(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
+    return _beyond(seconds, 2 * blocks, policy, spent, workload, rule, costs)
+
+
+def no_room_for_the_end(spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs) -> str | None:
+    """Why the final comparison is not begun: it would not end, known-good back, before the window closes."""
+    needed = final_s(workload, rule, costs) + costs.way_back_s
+    if spent.open_s is None or needed <= spent.open_s:
+        return None
+    return f"the final comparison needs about {needed:.0f} s, the window closes in {spent.open_s:.0f} s"
 
 
 def _beyond(
-    price: float, restarts: int, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
+    seconds: float, launches: int, policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs
 ) -> str | None:
-    budget = policy.budget
-    left = budget.time_s - spent.elapsed_s - close_out_s(workload, rule, costs)
-    if price > left:
-        return f"needs about {price:.0f} s, {max(0.0, left):.0f} s are left before the reserved close-out"
-    free = budget.restarts - spent.restarts - (2 * rule.close_out_blocks + 1)
-    if restarts > free:
-        return f"needs {restarts} restarts, {max(0, free)} are left before the reserved close-out"
+    left = left_s(policy, spent, workload, rule, costs)
+    if seconds > left:
+        of = f" of the window {policy.window}" if _ends_by_window(policy, spent, left, workload, rule, costs) else ""
+        return f"needs about {seconds:.0f} s, {max(0.0, left):.0f} s{of} are left before the reserved close-out"
+    free = policy.budget.restarts - spent.restarts - (2 * rule.close_out_blocks + 1)
+    if launches > free:
+        return f"needs {launches} restarts, {max(0, free)} are left before the reserved close-out"
     return None
 
 
-def out_of_time(policy: Policy, spent: Spent, workload: Workload, rule: JudgeRule, costs: Costs) -> str | None:
-    """Whether a comparison under way must end now, so that the close-out still fits."""
-    reserve = close_out_s(workload, rule, costs)
-    block_s = max(costs.block_s(workload, runs) for runs in _runs(workload, rule, costs))
-    if spent.elapsed_s + block_s > policy.budget.time_s - reserve:
+def _ends_by_window(
+    policy: Policy, spent: Spent, left: float, workload: Workload, rule: JudgeRule, costs: Costs
+) -> bool:
+    """Whether it is the window that leaves so little, not the budget."""
+    return left < policy.budget.time_s - spent.elapsed_s - close_out_s(workload, rule, costs)
+
+
+def out_of_time(
+    policy: Policy,
+    spent: Spent,
+    workload: Workload,
+    rule: JudgeRule,
+    costs: Costs,
+    level: Disruption = Disruption.RESTART,
+) -> str | None:
+    """Whether a comparison of that level under way must end now, so that the close-out still fits."""
+    left = left_s(policy, spent, workload, rule, costs)
+    own = costs.of_level(level)
+    block_s = max(own.block_s(workload, runs) for runs in _runs(workload, rule, own))
+    if block_s > left and _ends_by_window(policy, spent, left, workload, rule, costs):
+        return f"the window {policy.window} closes soon; what is left of it is reserved for the close-out"
+    if block_s > left:
         return f"the time budget of {policy.budget.time_s:.0f} s is used up but for the reserved close-out"
     if spent.restarts >= policy.budget.restarts - (2 * rule.close_out_blocks + 1):
         return f"the {policy.budget.restarts} restarts of the budget are used up but for the reserved close-out"
     return None
+
+
+def window_shut(spent: Spent, step_s: float) -> str | None:
+    """Why even a check that has its time set aside must end: its next step would not end before the window closes."""
+    if spent.open_s is None or step_s <= spent.open_s:
+        return None
+    return f"the window closes in {spent.open_s:.0f} s, the next step and the way back need about {step_s:.0f} s"
+
+
+def over(policy: Policy, spent: Spent) -> bool:
+    """Whether budget or window are used up to the last second."""
+    return spent.elapsed_s >= policy.budget.time_s or spent.open_s == 0

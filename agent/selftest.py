@@ -19,7 +19,7 @@ from agent.judge.course import Ruling
 from agent.judge.noise import Belief, Floats, Indices
 from agent.judge.rehearsal import Played, Rehearsal, Script
 from agent.judge.series import night_belief
-from agent.policy import close_out_s
+from agent.policy import close_out_s, whole_s
 from state.models import Disruption, Frozen, TrialStatus
 from state.store import Store
 
@@ -101,7 +101,7 @@ def rehearse(
     belief = night_belief(night_comparison(store, session_id, config), config.workload.objective.at)
     price = costs(store, session_id, config)
     run_s = price.objective_run_s(config.workload)
-    time_s = config.policy.budget.time_s - close_out_s(config.workload, config.judge, price)
+    time_s = whole_s(config.policy) - close_out_s(config.workload, config.judge, price)
 
     def play(effects: Floats) -> Played:
         script = Script(effects, launch_s=price.launch_s, run_s=run_s, time_s=time_s, rule=config.judge)
@@ -122,7 +122,7 @@ def rehearse(
         launch_spread=_spread(sample.launch_sd),
         launch_s=price.launch_s,
         run_s=run_s,
-        budget_s=config.policy.budget.time_s,
+        budget_s=whole_s(config.policy),
         false_nights=false / nights,
         false_low=float(stats.beta.ppf(0.025, false, nights - false + 1)) if false else 0.0,
         false_high=float(stats.beta.ppf(0.975, false + 1, nights - false)) if false < nights else 1.0,

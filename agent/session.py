@@ -14,9 +14,10 @@ from pathlib import Path
 
 from agent.config import SessionConfig
 from agent.counsel import Counsel
-from agent.ending import Proof, bring_back, proven
+from agent.ending import SHUT, Proof, bring_back, proven
 from agent.graph import run as run_graph
 from agent.hands import Hands
+from agent.hours import WindowClosing
 from agent.inbox import stop_file
 from agent.manners import UNMEASURED
 from agent.nodes import Nodes
@@ -203,11 +204,15 @@ class Runner:
 
     async def _to_an_end(self) -> int:
         lost: RatchetError | None = None
+        closing = False
         while True:
             try:
                 if lost is not None:
                     await self.tenure.regain(lost)
                     lost = None
+                if closing:
+                    await self.hands.abandon_runs("the window closes")
+                    closing = False
                 await run_graph(self.nodes, self.session_id, self.store.path.with_name("graph.db"))
             except (StoppedByOperator, StoppedByFailure) as stopped:
                 return await self._drain(stopped.what)
@@ -219,6 +224,9 @@ class Runner:
                 if error is lost:
                     raise
                 lost = error
+                continue
+            except WindowClosing:  # seen again from the beginning, the loop ends what was under way
+                closing = True
                 continue
             row = self.store.session(self.session_id)
             return row.exit_code if row.exit_code is not None else 1
@@ -298,6 +306,9 @@ class Runner:
         except StoppedByOperator:
             await self.hands.abandon_runs()
             return Proof(trial=trial, runs=(), words="not confirmed by a run: asked to stop at once")
+        except WindowClosing:
+            await self.hands.abandon_runs("the window closes")
+            return Proof(trial=trial, runs=(), words=SHUT)
         except DrainFailed as failed:
             return Proof(trial=trial, runs=(), words=f"not confirmed by a run: {failed.what}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.evidence import spent
+from agent.evidence import open_s, spent
 from agent.report import headline
-from state.models import MeasurementStatus, SessionStatus
+from state.models import DecisionKind, MeasurementStatus, SessionStatus
 from state.store import Store
 
 
@@ -23,6 +23,8 @@ def summary(store: Store, session_id: str) -> dict[str, Any]:
         "reason": row.reason,
         "exit_code": row.exit_code,
         "agent_pid": row.agent_pid,
+        "window": row.config["policy"].get("window"),
+        "waits": _waits(store, session_id) if row.status is SessionStatus.RUNNING else None,
         "headline": headline(store, session_id),
         "experiment": comparison.experiment.id if comparison is not None else None,
         "measuring": running[0] if running else None,
@@ -37,6 +39,12 @@ def summary(store: Store, session_id: str) -> dict[str, Any]:
         ],
         "next_step": _NEXT[row.status],
     }
+
+
+def _waits(store: Store, session_id: str) -> str | None:
+    """What it waits for before it begins or goes on; None when it does not."""
+    last = store.decisions(session_id)[-1]
+    return last["what"] if last["kind"] == DecisionKind.WAIT and not open_s(store, session_id) else None
 
 
 def _until_end(store: Store, session_id: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from agent.config import SessionConfig
 from agent.evidence import costs, spent
 from agent.judge import Comparison, assess, close
-from agent.policy import out_of_time
+from agent.policy import Costs, needed_disruption, out_of_time, window_shut
 from agent.validity import errs, hopelessly_void, void_streak
 from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 from state.store import SessionRow, Store
@@ -44,12 +44,27 @@ def _fails(comparison: Comparison, config: SessionConfig) -> bool:
 
 
 def no_time_left(store: Store, session_id: str, config: SessionConfig, comparison: Comparison) -> str | None:
-    """Why the budget ends a comparison now; an observation and the close-out have theirs set aside."""
-    if comparison.purpose is Purpose.CLOSE_OUT or comparison.observes:
+    """Why budget or window end a comparison now; an observation and the close-out have their time set aside."""
+    set_aside = comparison.purpose is Purpose.CLOSE_OUT or comparison.observes
+    if set_aside and config.policy.window is None:
         return None
-    return out_of_time(
-        config.policy, spent(store, session_id), config.workload, config.judge, costs(store, session_id, config)
-    )
+    used, prices = spent(store, session_id), costs(store, session_id, config)
+    if set_aside:
+        return window_shut(used, _next_step_s(comparison, prices))
+    level = needed_disruption(store.comparison(session_id, comparison.experiment_id).experiment)
+    return out_of_time(config.policy, used, config.workload, config.judge, prices, level)
+
+
+def _next_step_s(comparison: Comparison, prices: Costs) -> float:
+    """What the next run takes, with the launch before it and the way back to known-good."""
+    need = assess(comparison).need
+    if need is None:
+        return 0.0
+    run_s = prices.point_s(need.load_point)
+    if comparison.observes:
+        return run_s
+    begun = any((m.arm, m.block) == (need.arm, need.block) for m in comparison.own)
+    return run_s + prices.way_back_s + (0.0 if begun else prices.launch_s)
 
 
 def scope(session: SessionRow) -> str:

@@ -17,6 +17,7 @@ from state.models import (
     Experiment,
     Finding,
     Frozen,
+    HostClock,
     LaunchSpec,
     Measurement,
     Role,
@@ -184,6 +185,21 @@ class ExchangeClosed(Frozen):
     reply: Reply
 
 
+class ClockRead(Frozen):
+    """The host's clock did not show what its last reading led to expect, or was read for the first time."""
+
+    kind: Literal["clock-read"] = "clock-read"
+    clock: HostClock
+    window: str = Field(description="the window that is kept by it")
+
+
+class WindowAwaited(Frozen):
+    """So long the session only waited for its window; no budget pays for that."""
+
+    kind: Literal["window-awaited"] = "window-awaited"
+    seconds: float
+
+
 class Noted(Frozen):
     """Something worth reading in the morning that is neither decision nor finding."""
 
@@ -212,6 +228,8 @@ Event = Annotated[
     | FindingMade
     | ExchangeOpened
     | ExchangeClosed
+    | ClockRead
+    | WindowAwaited
     | Noted,
     Field(discriminator="kind"),
 ]

@@ -10,11 +10,14 @@ from state.models import LaunchSpec
 from state.rows import Rows, touched
 from state.tables import SessionRow
 
+Attended = tuple[float | None, tuple[tuple[float, float], ...]]
+
 
 class Kept:
     """Rows by session and table with the ids to be read again, specs, sessions, and what was computed of them.
 
-    `attended`: a session's first moment, and the time in which no agent was there.
+    `attended`: a session's first moment, and the times in which nothing of it was going on; `clocks`: what was read of
+    the host's clock, and when.
     """
 
     def __init__(self) -> None:
@@ -23,7 +26,8 @@ class Kept:
         self.derived: dict[tuple[str, Hashable], tuple[tuple[Any, ...], tuple[object, ...], Any]] = {}
         self.specs: dict[str, LaunchSpec] = {}
         self.sessions: dict[str, SessionRow] = {}
-        self.attended: dict[str, tuple[float, float]] = {}
+        self.attended: dict[str, Attended] = {}
+        self.clocks: dict[str, list[tuple[float, ev.ClockRead]]] = {}
 
     def note(self, session_id: str, event: ev.Event) -> None:
         """An event was committed: what it touched has to be read again."""
@@ -32,5 +36,7 @@ class Kept:
                 self.sessions.pop(session_id, None)
             elif (session_id, table) in self.rows:
                 self.stale.setdefault((session_id, table), set()).add(row_id)
-        if isinstance(event, ev.AgentAttached):
+        if isinstance(event, ev.AgentAttached | ev.WindowAwaited):
             self.attended.pop(session_id, None)
+        if isinstance(event, ev.ClockRead):
+            self.clocks.pop(session_id, None)

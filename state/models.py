@@ -768,6 +768,7 @@ class DecisionKind(StrEnum):
     BLOCK = "block"
     ADJUST = "adjust"
     SKIP = "skip"
+    WAIT = "wait"
     VOID = "void"
     PIVOT = "pivot"
     HEAL = "heal"
@@ -824,11 +825,30 @@ class Budget(Frozen):
     restarts: int = Field(default=200, ge=0)
 
 
+class HostClock(Frozen):
+    """A host's own clock as it was read: Unix time, what its time zone adds, and when that changes within a day."""
+
+    unix: float
+    offset_s: int = Field(default=0, description="local time less UTC")
+    turns_at: float | None = Field(default=None, description="Unix time of the change to or from daylight saving time")
+    turned_s: int = Field(default=0, description="the offset from then on")
+
+
 class Policy(Frozen):
     """What the agent may do to the target."""
 
     max_disruption: DisruptionField = Disruption.RESTART
     budget: Budget = Budget()
+    window: str | None = Field(
+        default=None,
+        description='"01:00-05:00" on the host\'s own clock: only then is anything loaded, changed or restarted',
+    )
+    level_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="of the time left a level of disruption may use so much while a higher one has something ready",
+    )
     keep_flags: tuple[str, ...] = Field(default=(), description="flags that no experiment may touch")
     keep_env: dict[str, str] = Field(default_factory=dict, description="variables that must have this value")
     drop: tuple[str, ...] = Field(default=(), description="tags that are not to be tried")

@@ -32,7 +32,7 @@ from state.database import (
 )
 from state.errors import ConfigError
 from state.exchanges import Exchange
-from state.kept import Kept
+from state.kept import Attended, Kept
 from state.models import (
     Answer,
     Decision,
@@ -402,25 +402,62 @@ class Store:
         return float(self._rows(f"SELECT opened_at FROM {table} WHERE id = ?", item_id)[0]["opened_at"])
 
     def active_s(self, session_id: str, until: float | None = None) -> float:
-        """Seconds from the session's first event until `until` (now) in which an agent was attached.
+        """Seconds from the session's first event until `until` (now) in which an agent was attached and not waiting.
 
         The pause before an `agent-attached` is time without an agent, except before the very first.
         """
+        first, away = self._attended(session_id)
+        end = self.clock() if until is None else until
+        gone = sum(back - begun for begun, back in away if back <= end)
+        return 0.0 if first is None else max(0.0, end - first - gone)
+
+    def away(self, session_id: str) -> tuple[tuple[float, float], ...]:
+        """Times in which no agent was attached or the session only waited for its window, as (begin, end)."""
+        return self._attended(session_id)[1]
+
+    def _attended(self, session_id: str) -> Attended:
+        """A session's first moment, None before it, and the times in which nothing of it was going on."""
         known = None if self.kept is None else self.kept.attended.get(session_id)
-        if known is None:
+        if known is not None:
+            return known
+        first = self._rows("SELECT min(at) AS first FROM events WHERE session_id = ?", session_id)[0]["first"]
+        rows = self._rows(
+            "SELECT begun, at FROM (SELECT seq, at, kind, CASE kind WHEN 'window-awaited'"
+            " THEN at - json_extract(body, '$.seconds') ELSE lag(at) OVER (ORDER BY seq) END AS begun"
+            " FROM events WHERE session_id = ?) WHERE kind IN ('agent-attached', 'window-awaited')"
+            " AND begun IS NOT NULL ORDER BY seq",
+            session_id,
+        )
+        if first is None:
+            return None, ()
+        found = float(first), tuple((float(row["begun"]), float(row["at"])) for row in rows)
+        if self.kept is not None:
+            self.kept.attended[session_id] = found
+        return found
+
+    def clock_read(self, session_id: str, until: float | None = None) -> tuple[float, ev.ClockRead] | None:
+        """The newest reading of the host's clock (until a time), and when it was made; None before the first."""
+        reads = None if self.kept is None else self.kept.clocks.get(session_id)
+        if reads is None:
             rows = self._rows(
-                "SELECT min(at) AS first, (SELECT coalesce(sum(at - before), 0) FROM ("
-                " SELECT at, kind, lag(at) OVER (ORDER BY seq) AS before FROM events WHERE session_id = :s)"
-                " WHERE kind = 'agent-attached') AS away FROM events WHERE session_id = :s",
-                s=session_id,
+                "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'clock-read' ORDER BY seq",
+                session_id,
             )
-            if rows[0]["first"] is None:
-                return 0.0
-            known = float(rows[0]["first"]), float(rows[0]["away"])
+            stored = self._parsed(_event, rows)
+            reads = [(one.at, one.event) for one in stored if isinstance(one.event, ev.ClockRead)]
             if self.kept is not None:
-                self.kept.attended[session_id] = known
-        first, away = known
-        return max(0.0, (self.clock() if until is None else until) - first - away)
+                self.kept.clocks[session_id] = reads
+        return next((read for read in reversed(reads) if until is None or read[0] <= until), None)
+
+    def spans(self, session_id: str) -> dict[str, tuple[float, float]]:
+        """When each judged experiment was chosen last, and when its verdict came; Unix seconds, by id."""
+        rows = self._rows(
+            "SELECT v.experiment_id AS id, max(d.at) AS chosen, v.at AS judged FROM verdicts v JOIN decisions d"
+            " ON d.session_id = v.session_id AND d.subject = v.experiment_id AND d.kind = 'choose'"
+            " WHERE v.session_id = ? GROUP BY v.experiment_id",
+            session_id,
+        )
+        return {row["id"]: (float(row["chosen"]), float(row["judged"])) for row in rows}
 
     def last_event_at(self, session_id: str) -> float:
         """When the session's last event was written, Unix seconds."""

@@ -38,6 +38,7 @@ from state.models import (
     FlagChange,
     Frozen,
     Holder,
+    HostClock,
     LaunchSpec,
     ProcessId,
     arranged,
@@ -51,6 +52,7 @@ from tools.changes import overlay, record, settle, staging
 from tools.diagnose import Action, FailureClass, diagnose
 from tools.facts import (
     BusyFact,
+    ClockFact,
     ComputeFact,
     ConnectionsFact,
     FolderFact,
@@ -532,6 +534,10 @@ class RemoteTarget:
     async def boot_id(self) -> str:
         """See `Target.boot_id`."""
         return (await ask(self.host, MachineFact())).boot_id
+
+    async def clock(self) -> HostClock:
+        """See `Target.clock`."""
+        return await ask(self.host, ClockFact())
 
     # --- launching -----------------------------------------------------------------------------------------
 

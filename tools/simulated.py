@@ -7,6 +7,7 @@ and run is written to `world.log` by the world itself, where tests count them.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from state.models import (
     Failure,
     FlagChange,
     Frozen,
+    HostClock,
     LaunchSpec,
     ProcessId,
     with_beside,
@@ -38,6 +40,7 @@ from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, 
 
 BOOT = "simulated-boot"
 CORES = 4
+LOAD_LOOK_S = 0.5
 
 
 class SimEffect(Frozen):
@@ -54,6 +57,7 @@ class SimEffect(Frozen):
     fails: int = Field(default=0, ge=0, description="so many requests of each run are answered with an error")
     refuses: str | None = Field(default=None, description="the server ends at start with this log")
     unstageable: str | None = Field(default=None, description="the change is refused before anything is stopped")
+    slow_s: float = Field(default=0.0, ge=0, description="a launch with it generates so much later")
     exit_code: int = Field(default=1, description="with which it ends then")
     says: str | None = Field(default=None, description="what its log says during a run")
     dies: bool = Field(default=False, description="it ends under a run, having said so")
@@ -91,6 +95,7 @@ class Scenario(Frozen):
     foreign_cores: float = 0.0
     polls_per_run: int = Field(default=2, description="how often a run is seen running before it has ended")
     launch_s: float = 1.0
+    clock: HostClock = Field(default=HostClock(unix=0.0), description="what the host's clock shows as the world begins")
     drain_fails: bool = Field(default=False, description="the command that drains ends with an error")
     undrain_fails: int = Field(default=0, description="so many times the command that gives it back does")
     seed: int = 1
@@ -143,6 +148,14 @@ class SimulatedTarget:
     async def boot_id(self) -> str:
         """Whichever boot the world is in."""
         return str(self._load().get("boot", BOOT))
+
+    async def clock(self) -> HostClock:
+        """What it showed as the world began, and the world's own time since."""
+        began = self.scenario.clock
+        unix = began.unix + self._load()["clock"]
+        if began.turns_at is not None and unix >= began.turns_at:
+            return HostClock(unix=unix, offset_s=began.turned_s)
+        return began.model_copy(update={"unix": unix})
 
     async def leave_word(self, text: str) -> None:
         """Into the log that outlives the agent."""
@@ -238,6 +251,8 @@ class SimulatedTarget:
         world["pids"] += 1
         world["server"] = self._process(key, spec.as_started, world["pids"]) | self._refusal(spec.as_started, world)
         world["clock"] += self.scenario.launch_s
+        slow_s = sum(effect.slow_s for effect in self._effects(spec.as_started))
+        world["server"] |= {"slow_s": slow_s, "loads_until": world["clock"] + slow_s}
         self._log("launch", key, spec.fingerprint)
         self._save(world)
         return ""
@@ -247,8 +262,11 @@ class SimulatedTarget:
         return key in self._load().get("launches", [])
 
     async def await_ready(self, key: str) -> Ready | Failure:
-        """At once: simulated servers load in no time."""
+        """At once, but for a server that its scenario slows down."""
         world = self._load()
+        while world["server"] is not None and world["clock"] < world["server"].get("loads_until", 0.0):
+            await self.pause(LOAD_LOOK_S)
+            world = self._load()
         server = world["server"]
         if server is None or server["key"] != key:
             return Failure(failure_class="vanished", cause=f"launch {key} is not running", action=Action.RETRY_ONCE)
@@ -257,7 +275,7 @@ class SimulatedTarget:
             self._save(world)
             return diagnose(self.scenario.engine, server["refused"], server["exit"])
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
-        return Ready(process=process, load_s=self.scenario.launch_s)
+        return Ready(process=process, load_s=self.scenario.launch_s + server.get("slow_s", 0.0))
 
     async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
         """Set what is live of the spec, once."""
@@ -398,6 +416,7 @@ class SimulatedTarget:
         world = self._load()
         world["clock"] += seconds
         self._save(world)
+        await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -16,6 +16,7 @@ from state.models import (
     Change,
     Failure,
     Frozen,
+    HostClock,
     LaunchSpec,
     LoadPoint,
     Metrics,
@@ -142,6 +143,10 @@ class Target(Protocol):
 
     async def boot_id(self) -> str:
         """Which boot of the host this is."""
+        ...
+
+    async def clock(self) -> HostClock:
+        """What the host's own clock shows, and by which time zone; reads only."""
         ...
 
     async def leave_word(self, text: str) -> None:

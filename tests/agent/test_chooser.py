@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
-from agent.chooser import Situation, choose, in_order, minutes, moved_priorities
+from agent.chooser import Situation, choose, cost, in_order, moved_priorities
 from agent.policy import Costs, Spent
-from state.models import Budget, Experiment, FlagChange, HotCall, JudgeRule, Outcome, Policy, Todo, TodoStatus, Verdict
+from state.models import (
+    Budget,
+    Disruption,
+    Experiment,
+    FlagChange,
+    HotCall,
+    JudgeRule,
+    Outcome,
+    Policy,
+    Todo,
+    TodoStatus,
+    Verdict,
+)
 from tests.agent.judging import WORKLOAD
 
 CHANGES = {
@@ -62,14 +74,73 @@ def test_the_order_is_observation_disruption_tier_priority_gain_and_id(seed: int
 
 def test_the_gain_counts_per_minute() -> None:
     situation = at()
-    assert minutes(todo("a"), situation) == pytest.approx(2 * 2 * 50.0 / 60)
-    assert minutes(todo("b", "load"), situation) == pytest.approx(4 * 20.0 / 60)
+    restart, hot, load = (cost(todo("a", level), situation) for level in ("restart", "hot", "load"))
+    assert (restart.launches, restart.down_s, restart.bench_s) == (4, 4 * 30.0, 4 * 20.0)
+    assert (hot.launches, hot.down_s, hot.bench_s) == (0, 0.0, 4 * 20.0)
+    assert (load.launches, load.seconds) == (0, 4 * 20.0)
+
+
+def test_a_level_costs_what_its_own_launches_took() -> None:
+    costs = Costs(launch_s=30.0, level_s={Disruption.PATCH: 300.0}, run_s={"low": 5.0, "high": 15.0})
+    situation = at().model_copy(update={"costs": costs})
+    assert cost(todo("a", disruption="patch"), situation).down_s == 4 * 300.0
+    assert cost(todo("b"), situation).down_s == 4 * 30.0
+
+
+# --- shares ---
+
+LADDER = (todo("hot", "hot"), todo("restart"), todo("patch", disruption="patch"))
+
+
+def shared(*todos: Todo, share: float = 0.5, **used: float) -> Situation:
+    """An hour of budget, with what levels have used of it already."""
+    used_s = {Disruption[name.upper()]: seconds for name, seconds in used.items()}
+    policy = Policy(max_disruption=Disruption.HOST, budget=Budget(time_s=3600.0), level_share=share)
+    spent = Spent(elapsed_s=sum(used.values()), experiments=0, restarts=0)
+    return at(*todos).model_copy(update={"policy": policy, "spent": spent, "used_s": used_s})
+
+
+@pytest.mark.parametrize(
+    ("used", "share", "taken"),
+    [
+        ({}, 0.5, "hot"),
+        ({"hot": 1000.0}, 0.5, "hot"),
+        ({"hot": 1700.0}, 0.5, "restart"),
+        ({"hot": 1700.0}, 1.0, "hot"),
+        ({"hot": 1700.0, "restart": 600.0}, 0.5, "restart"),
+        ({"hot": 1700.0, "restart": 800.0}, 0.5, "patch"),
+        ({"hot": 1700.0, "restart": 800.0, "patch": 500.0}, 0.5, "patch"),
+    ],
+)
+def test_a_level_that_had_its_share_lets_the_next_one_go_first(
+    used: dict[str, float], share: float, taken: str
+) -> None:
+    chosen = choose(shared(*LADDER, share=share, **used)).todo
+    assert chosen is not None and chosen.id == taken
+
+
+def test_the_reason_tells_of_a_share_that_moved_the_choice() -> None:
+    reason = choose(shared(*LADDER, hot=1700.0)).reason
+    assert "hot has used 51% of the 56 min left at its turn" in reason
+    assert "so restart comes first; next level with something ready is restart" in reason
+    assert "share" not in choose(shared(*LADDER)).reason
+
+
+def test_with_nothing_above_it_a_level_may_use_everything() -> None:
+    chosen = choose(shared(todo("hot", "hot"), hot=3000.0)).todo
+    assert chosen is not None and chosen.id == "hot"
+
+
+def test_no_level_is_denied_its_first_experiment() -> None:
+    chosen = choose(shared(todo("restart"), todo("patch", disruption="patch"), share=0.01)).todo
+    assert chosen is not None and chosen.id == "restart"
 
 
 def test_the_reason_says_what_decided() -> None:
     choice = choose(at(*ORDERED[3:]))
     assert choice.todo is not None and choice.todo.id == "x-first-tier"
     assert "least disruptive level with something ready is restart; of its 6: tier 1, priority 0.10" in choice.reason
+    assert "hoped gain 1% for about 3.3 min, 2.0 of them without a server" in choice.reason
     assert "an observation blocks nothing" in choose(at(*ORDERED)).reason
 
 

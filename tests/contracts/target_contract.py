@@ -93,6 +93,13 @@ class TargetContract:
         foreign = await target.foreign_cores()
         assert foreign is None or foreign >= 0
 
+    async def test_its_clock_goes_forward_and_a_time_zone_belongs_to_it(self, target: Target) -> None:
+        before = await target.clock()
+        await target.pause(1.0)
+        after = await target.clock()
+        assert 0 < after.unix - before.unix < 60
+        assert abs(after.offset_s) <= 14 * 3600
+
     async def test_it_names_its_benchmark_client(self, target: Target) -> None:
         assert await target.client()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import calendar
 import contextlib
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.ssh_servers import SshServer, demo_sshd
 from tools import facts
 from tools.facts import (
     BusyFact,
+    ClockFact,
     DescendantsFact,
     DiskFact,
     Gpu,
@@ -90,7 +93,10 @@ def test_every_fact_has_cases() -> None:
     assert covered == {name for name in facts.__all__ if name.endswith("Fact") and name != "Fact"}
 
 
-@pytest.mark.parametrize("fact", [ProcessFact(1), BusyFact(), MachineFact(), MemoryFact(), DiskFact("/"), GpuFact()])
+NONSENSE = [ProcessFact(1), BusyFact(), ClockFact(), MachineFact(), MemoryFact(), DiskFact("/"), GpuFact()]
+
+
+@pytest.mark.parametrize("fact", NONSENSE)
 def test_nonsense_is_an_error(fact: facts.Fact[Any]) -> None:
     with pytest.raises((ValueError, LookupError)):
         fact.parse(b"exit 0\nbash: command not found\n")
@@ -251,11 +257,24 @@ async def test_machine_memory_and_disk(host: SshHost, tmp_path: Path) -> None:
     assert (machine.boot_id, machine.uid, machine.hostname) == (BOOT, os.getuid(), os.uname().nodename)
     assert machine.cores == os.cpu_count()
     assert Path(machine.tools["setsid"]).exists()
+    clock = await ask(host, ClockFact())
+    assert clock.unix == pytest.approx(time.time(), abs=600)
+    assert clock.offset_s == time.localtime(clock.unix).tm_gmtoff
     memory = await ask(host, MemoryFact())
     assert 0 < memory.available_mb <= memory.total_mb == machine.mem_total_mb
     assert (await ask(host, DiskFact(str(tmp_path)))).free_mb <= shutil.disk_usage(tmp_path).total / 2**20
     with pytest.raises(CommandFailed, match="a remote command failed"):
         await ask(host, DiskFact(str(tmp_path / "absent")))
+
+
+async def test_a_change_of_the_time_zone_within_a_day_is_seen_ahead(host: SshHost) -> None:
+    turn = time.gmtime(time.time() + 10 * 3600)
+    day, back = turn.tm_yday - 1, (turn.tm_yday + 99) % 365
+    zone = f"STD0DST-1,{day}/{turn.tm_hour},{back}/2"
+    told = await host.check(f"TZ={zone}; export TZ\n{ClockFact().command()}")
+    clock = ClockFact().parse(told.stdout)
+    assert (clock.offset_s, clock.turned_s) == (0, 3600)
+    assert clock.turns_at == calendar.timegm(turn) // 3600 * 3600
 
 
 def test_hardware_names_what_figures_depend_on() -> None:

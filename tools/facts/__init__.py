@@ -1,6 +1,7 @@
 """Facts about a host: each is a question in POSIX sh and a pure reading of the answer; asking changes nothing there."""
 
 from tools.facts.base import Fact, ask, decode
+from tools.facts.clock import ClockFact
 from tools.facts.cpu import BusyFact, BusyFacts
 from tools.facts.folder import Folder, FolderFact
 from tools.facts.machine import (
@@ -22,6 +23,7 @@ from tools.facts.process import DescendantsFact, OpenFilesFact, ProcessFact, Pro
 __all__ = [
     "BusyFact",
     "BusyFacts",
+    "ClockFact",
     "ComputeFact",
     "ConnectionsFact",
     "DescendantsFact",
