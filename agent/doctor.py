@@ -17,6 +17,7 @@ from agent.planners.base import Planner, View
 from agent.policy import (
     Costs,
     Spent,
+    awaits_approval,
     broken_constraints,
     close_out_s,
     comparison_s,
@@ -251,7 +252,8 @@ def _item(experiment: Experiment, target: Target, config: SessionConfig, adoptio
     if verdict is None:
         try:
             target.derive(adoption.spec, experiment.changes)
-            verdict = "allowed"
+            gate = awaits_approval(experiment, config.policy)
+            verdict = "allowed" if gate is None else f"waits for `approve`: {gate}"
         except PolicyRefused as refused:
             verdict = refused.what
     return PlannedItem(

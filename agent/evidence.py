@@ -210,6 +210,7 @@ def known(store: Store, session_id: str) -> Known:
     for todo in todos:
         with suppress(KeyError):
             begun[todo.id] = store.comparison(session_id, todo.id).candidate
+    carried = store.carried_over(session_id)
     return Known(
         todos=tuple(todos),
         verdicts=verdicts,
@@ -217,6 +218,7 @@ def known(store: Store, session_id: str) -> Known:
         specs=specs,
         candidates=begun,
         complaints=tuple(taken for taken in store.measurements(session_id) if taken.complaint is not None),
+        lost_before={} if carried is None else carried.lost,
     )
 
 
@@ -230,10 +232,14 @@ def spoilt(store: Store, session_id: str) -> frozenset[str]:
 
 def spent(store: Store, session_id: str) -> Spent:
     """What the budgets have paid so far; time in which no agent was attached is not counted."""
+    carried = store.carried_over(session_id)
+    before = set() if carried is None else {*carried.lost} - {*store.verdicts(session_id)}
     judged = [
         t
         for t in store.todos(session_id)
-        if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+        if t.experiment.tries
+        and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+        and t.id not in before
     ]
     launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
     return Spent(elapsed_s=store.active_s(session_id), experiments=len(judged), restarts=len(launches))

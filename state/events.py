@@ -24,7 +24,9 @@ from state.models import (
     TodoStatus,
     Trial,
     Verdict,
+    Who,
 )
+from state.words import Word
 
 
 class SessionOpened(Frozen):
@@ -73,16 +75,17 @@ class RoleSet(Frozen):
 
 
 class TodoAdded(Frozen):
-    """An experiment entered the list."""
+    """An experiment entered the list; `origin` is the session that it was carried over from."""
 
     kind: Literal["todo-added"] = "todo-added"
     experiment: Experiment
     status: TodoStatus = TodoStatus.PENDING
     reason: str = ""
+    origin: str = ""
 
 
 class TodoChanged(Frozen):
-    """A todo's status or priority changed, and why; None leaves a field as it is."""
+    """A todo's status or priority changed, by whom, and why; None leaves a field as it is."""
 
     kind: Literal["todo-changed"] = "todo-changed"
     experiment_id: str
@@ -90,6 +93,7 @@ class TodoChanged(Frozen):
     priority: float | None = None
     identity: str | None = None
     reason: str
+    by: Who = Who.EVIDENCE
 
 
 class ComparisonOpened(Frozen):
@@ -184,6 +188,21 @@ class ExchangeClosed(Frozen):
     reply: Reply
 
 
+class WordHeard(Frozen):
+    """A person's word was taken from the inbox; what came of it is a decision."""
+
+    kind: Literal["word-heard"] = "word-heard"
+    word: Word
+
+
+class CarriedOver(Frozen):
+    """An earlier session's list was taken over; `lost` says what each blocked experiment showed to be missing."""
+
+    kind: Literal["carried-over"] = "carried-over"
+    origin: str
+    lost: dict[str, tuple[str, ...]]
+
+
 class Noted(Frozen):
     """Something worth reading in the morning that is neither decision nor finding."""
 
@@ -212,6 +231,8 @@ Event = Annotated[
     | FindingMade
     | ExchangeOpened
     | ExchangeClosed
+    | WordHeard
+    | CarriedOver
     | Noted,
     Field(discriminator="kind"),
 ]

@@ -50,8 +50,10 @@ from state.models import (
     Verdict,
 )
 from state.projection import project
+from state.words import Word
 
 Record = TypeVar("Record", bound=Frozen)
+Happened = TypeVar("Happened", ev.Noted, ev.WordHeard, ev.CarriedOver)
 Parsed = TypeVar("Parsed")
 
 
@@ -233,12 +235,16 @@ class Store:
 
     def notes(self, session_id: str, subject: str) -> list[str]:
         """What was noted of a subject, oldest first."""
-        rows = self._rows(
-            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'noted' ORDER BY seq",
-            session_id,
-        )
-        noted = [stored.event for stored in self._parsed(_event, rows)]
-        return [event.text for event in noted if isinstance(event, ev.Noted) and event.subject == subject]
+        noted = self._of_kind(session_id, ev.Noted)
+        return [event.text for event in noted if event.subject == subject]
+
+    def words(self, session_id: str) -> list[Word]:
+        """What persons said to the session and it has heard, in that order."""
+        return [event.word for event in self._of_kind(session_id, ev.WordHeard)]
+
+    def carried_over(self, session_id: str) -> ev.CarriedOver | None:
+        """What the session took over from an earlier one, None when it began anew."""
+        return next(iter(self._of_kind(session_id, ev.CarriedOver)), None)
 
     def missing_events(self) -> list[int]:
         """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
@@ -283,6 +289,13 @@ class Store:
         """The todo list in the order of its making."""
         rows = self._rows("SELECT * FROM todos WHERE session_id = ? ORDER BY position", session_id)
         return self._parsed(_todo, rows)
+
+    def todo_history(self, session_id: str, todo_id: str) -> list[dict[str, Any]]:
+        """Every change of mind about a todo, oldest first; none in a database of an older schema."""
+        with story(self.path):
+            there = "v_todo_history" in self.db.view_names()
+        sql = "SELECT * FROM v_todo_history WHERE session_id = ? AND todo = ? ORDER BY seq"
+        return self._rows(sql, session_id, todo_id) if there else []
 
     def open_comparison(self, session_id: str) -> ComparisonRow | None:
         """The experiment in progress, if any; there is never more than one."""
@@ -386,6 +399,16 @@ class Store:
             return [parse(row) for row in rows]
         except (ValueError, TypeError, KeyError) as error:
             raise damaged(self.path, f"a row cannot be read: {str(error).splitlines()[0]}") from error
+
+    def _of_kind(self, session_id: str, kind: type[Happened]) -> list[Happened]:
+        """The session's events of one kind, in order."""
+        rows = self._rows(
+            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = ? ORDER BY seq",
+            session_id,
+            kind.model_fields["kind"].default,
+        )
+        found = [stored.event for stored in self._parsed(_event, rows)]
+        return [event for event in found if isinstance(event, kind)]
 
     def _bodies(self, model: type[Record], table: str, session_id: str, order: str) -> list[Record]:
         rows = self._rows(f"SELECT body FROM {table} WHERE session_id = ? ORDER BY {order}", session_id)
