@@ -29,6 +29,7 @@ from state.store import Store
 
 ROWS = 14
 LINE = 280
+FIRST = 120
 
 COLOURS = {
     DecisionKind.KEEP: "bold green",
@@ -202,13 +203,16 @@ def _most_telling(todos: list[Todo], limit: int | None) -> list[Todo]:
 
 
 def list_table(todos: Sequence[Mapping[str, Any]]) -> Table:
-    """Everything that is known of each todo, a row each; what comes next stands first."""
+    """What is known of each todo, a row each; what comes next stands first."""
     table = Table(box=None, padding=(0, 1))
-    for name in ("", "turn", "id", "from", "level", "tier", "priority", "hoped", "sure", "min", "risk", "needs", "why"):
-        table.add_column(name, overflow="fold")
+    for name in ("", "turn", "id", "from", "level", "tier", "priority", "hoped", "sure", "min"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why, risk, needs", overflow="fold")
     for todo in todos:
         mark, style = MARKS[TodoStatus(todo["status"])]
         tries = bool(todo["changes"])
+        remarks = [_first(todo["why"]), todo["risk"] and f"risk: {todo['risk']}"]
+        remarks.append(todo["needs"] and f"needs {', '.join(todo['needs'])}")
         table.add_row(
             f"{mark} {todo['status'].replace('_', ' ')}",
             "" if todo["turn"] is None else str(todo["turn"]),
@@ -220,12 +224,16 @@ def list_table(todos: Sequence[Mapping[str, Any]]) -> Table:
             f"{todo['expected_gain']:+.0%}" if tries else "",
             f"{todo['confidence']:.0%}" if tries else "",
             f"{todo['cost_min']:.1f}",
-            Text(todo["risk"]),
-            ", ".join(todo["needs"]),
-            Text(shortened(todo["why"])),
+            Text("; ".join(filter(None, remarks))),
             style=style,
         )
     return table
+
+
+def _first(why: str) -> str:
+    """The first part of a reason; `todo show` has it whole."""
+    part = why.split("; ")[0].split(", chance of")[0]
+    return part if len(part) <= FIRST else f"{part[:FIRST]}…"
 
 
 def todo_facts(todo: Mapping[str, Any]) -> Table:
@@ -234,7 +242,7 @@ def todo_facts(todo: Mapping[str, Any]) -> Table:
     source = f"{todo['source']} {todo['source_ref']}".strip()
     for name, text in (
         (todo["id"], todo["title"]),
-        ("status", f"{todo['status'].replace('_', ' ')} {todo['why']}".strip()),
+        ("status", ": ".join(filter(None, (todo["status"].replace("_", " "), todo["why"])))),
         ("hypothesis", todo["hypothesis"]),
         ("changes", ", ".join(todo["changes"]) or "none: it observes what runs"),
         ("from", source),
@@ -253,7 +261,7 @@ def history_table(history: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("time (UTC)", "by", "status", "priority", "why"):
         table.add_column(name, overflow="fold")
     for step in history:
-        status = _step(step["status_before"], step["status"])
+        status = _step(*(None if s is None else s.replace("_", " ") for s in (step["status_before"], step["status"])))
         priority = _step(*(None if p is None else f"{p:.2f}" for p in (step["priority_before"], step["priority"])))
         table.add_row(step["at"], step["who"], status, priority, Text(step["reason"]))
     return table

@@ -55,15 +55,18 @@ def obstacle(word: Word, todos: Sequence[Todo]) -> str | None:
 
 def outcome(word: Word, todos: Sequence[Todo], policy: Policy) -> tuple[list[ev.Event], str]:
     """What a word does to the list, and how that is explained."""
-    because = f"a person said so{f': {word.reason}' if word.reason else ''}"
     against = obstacle(word, todos)
     if against is not None:
-        return [], f"it cannot be obeyed: {against}; {because}"
+        return [], f"it cannot be obeyed: {against}" + (f"; it was said because: {word.reason}" if word.reason else "")
+    because = f"{_VERBS[word.kind]} by a person" + (f": {word.reason}" if word.reason else "")
     if isinstance(word, AddWord):
         admitted = admission(word.experiment, policy)
         added = ev.TodoAdded(experiment=word.experiment, status=admitted.status, reason=admitted.reason or because)
         return [added], f"{because}; {admitted.status.value}" + (f": {admitted.reason}" if admitted.reason else "")
     return [_changed(word, because)], because
+
+
+_VERBS = {"add": "added", "drop": "dropped", "priority": "reordered", "approve": "approved"}
 
 
 def _changed(word: DropWord | PriorityWord | ApproveWord, because: str) -> ev.TodoChanged:
@@ -72,10 +75,7 @@ def _changed(word: DropWord | PriorityWord | ApproveWord, because: str) -> ev.To
         priority = word.priority
     else:
         status = TodoStatus.SKIPPED if isinstance(word, DropWord) else TodoStatus.PENDING
-    verb = {"drop": "dropped", "priority": "priority set", "approve": "approved"}[word.kind]
-    return ev.TodoChanged(
-        experiment_id=word.todo, status=status, priority=priority, reason=f"{verb}: {because}", by=Who.PERSON
-    )
+    return ev.TodoChanged(experiment_id=word.todo, status=status, priority=priority, reason=because, by=Who.PERSON)
 
 
 def _hear(hands: Hands, word: Word, ending: bool) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agent.policy import (
-    admission,
     Costs,
     Spent,
+    admission,
     broken_constraints,
     close_out_s,
     comparison_s,

@@ -101,7 +101,10 @@ def test_words_change_the_list_before_the_next_choice(tmp_path: Path) -> None:
         ]
         assert "we tried it by hand" in person(runner)[0]["reason"]
         assert all(entry["evidence"] for entry in person(runner))
-        steps = [(step["who"], step["status_before"], step["status"]) for step in history(runner.store, runner.session_id, "clocks")]
+        steps = [
+            (step["who"], step["status_before"], step["status"])
+            for step in history(runner.store, runner.session_id, "clocks")
+        ]
         assert steps[:3] == [
             ("built-in", None, "gated"),
             ("person", "gated", "pending"),
@@ -183,7 +186,9 @@ def runner_id(database: Path) -> str:
 
 
 def test_what_can_be_seen_at_once_is_said_at_once(tmp_path: Path) -> None:
-    lived(tmp_path, lambda database: telling.add(database, None, ["flag:--threads=2"], None, {}, ""), dies="node:observe")
+    lived(
+        tmp_path, lambda database: telling.add(database, None, ["flag:--threads=2"], None, {}, ""), dies="node:observe"
+    )
     database = tmp_path / "state.db"
     for ask, said in (
         (lambda: telling.drop(database, None, "thread-2", ""), "there is no todo thread-2"),

@@ -39,7 +39,9 @@ def session(folder: Path, stops_at: str, kills_at: str = "") -> int:
     if pid == 0:
         code = 1
         try:
-            with sim_session(folder, *LIST, scenario=WORLD, config=ALLOWED, fault=_point(folder, stops_at, kills_at)) as r:
+            with sim_session(
+                folder, *LIST, scenario=WORLD, config=ALLOWED, fault=_point(folder, stops_at, kills_at)
+            ) as r:
                 code = asyncio.run(r.run())
         except RatchetError as error:
             (folder / "said").write_text(str(error))
@@ -73,7 +75,9 @@ def ended(pid: int) -> int:
 
 def ratchet(folder: Path, *words: str, code: int = 0) -> str:
     command = [sys.executable, str(PROJECT / "run_agent.py"), *words, "--db", str(folder / "state.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "COLUMNS": "240"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "COLUMNS": "240"}
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
