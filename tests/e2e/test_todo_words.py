@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from agent.faults import die
+from agent.todo_list import history
+from agent.verify import verify
 from state.errors import RatchetError
-from state.models import Disruption, Experiment
+from state.models import Disruption, Experiment, TodoStatus
 from tests.agent.sim import ONE_POINT, flag, sim_session
 from tests.agent.test_changes_in_sessions import COMMAND, WORLD
+from tests.e2e.rig import FASTER, MODEST, rig
 
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120
@@ -118,3 +121,45 @@ def test_words_from_another_process_are_obeyed_once(kills_at: str, tmp_path: Pat
     assert {"threads-2", "clocks"} < {*judged}
     assert "person" in ratchet(tmp_path, "todo", "show", "clocks")
     assert "tried by hand" in ratchet(tmp_path, "todo", "list")
+
+
+REFUSED = """
+[[experiments]]
+id = "refused"
+title = "Values in 8 bits without flash attention"
+hypothesis = "the server refuses to start like this"
+changes = [{ kind = "flag", name = "--cache-type-v", value = "q8_0" }]
+"""
+WAITS = """
+[policy]
+gate = ["waits"]
+
+[[experiments]]
+id = "waits"
+title = "One thread"
+hypothesis = "nobody approves it"
+changes = [{ kind = "flag", name = "--threads-batch", value = "1" }]
+"""
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_second_real_night_goes_on_with_the_list_of_the_first(tmp_path: Path, demo_model: Path) -> None:
+    with rig(tmp_path, demo_model) as host:
+        host.start_server(*MODEST.split())
+        session, database = str(host.write_session(FASTER + REFUSED + WAITS)), ("--db", str(host.database))
+        assert host.command("start", session, *database).process.returncode == 0
+        second = host.command("start", session, *database, "--continue-from", "latest")
+        assert second.process.returncode == 0, second.said
+        with host.store() as store:
+            before, now = store.sessions()
+            (carry,) = [one for one in store.decisions(now.id) if one["kind"] == "carry"]
+            assert carry["subject"] == before.id and "1 blocked" in carry["reason"]
+            listed = {todo.id: todo.status for todo in store.todos(now.id)}
+            assert (listed["refused"], listed["waits"]) == (TodoStatus.BLOCKED, TodoStatus.GATED)
+            tried = {trial.experiment_id for trial in store.trials(now.id)}
+            assert not {"refused", "waits"} & tried
+            assert {one.statement for one in store.findings(before.id)} <= {f.statement for f in store.findings(now.id)}
+            assert verify(store, now.id).clean
+            told = [(step["session_id"], step["who"]) for step in history(store, now.id, "refused")]
+            assert told[0] == (before.id, "person") and told[-1] == (now.id, "carry-over")
