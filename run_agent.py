@@ -30,12 +30,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+todo_app = typer.Typer(no_args_is_help=True, help="A person's word on the list of a session: look, add, drop, reorder.")
+app.add_typer(todo_app, name="todo")
+
 Db = Annotated[
     Path | None, typer.Option("--db", help="Session database (file or folder); RATCHET_STATE names it as well.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 SessionFile = Annotated[Path, typer.Argument(help="The session file.", show_default="session.toml")]
 SessionId = Annotated[str | None, typer.Argument(help="A session's id; the latest by default.")]
+OfSession = Annotated[str | None, typer.Option("--session", help="A session's id; the latest by default.")]
+TodoId = Annotated[str, typer.Argument(help="A todo's id, as `todo list` shows it.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")]
 
 
 def main() -> None:
@@ -75,9 +81,20 @@ def start(
     session_file: SessionFile = Path("session.toml"),
     db: Db = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate, touch nothing.")] = False,
+    continue_from: Annotated[
+        str | None,
+        typer.Option(
+            "--continue-from",
+            metavar="SESSION",
+            help='Take over list, findings and blocks of an earlier session on this target; "latest" for the newest.',
+        ),
+    ] = None,
 ) -> None:
     """Tune the server that the session file names, unattended, and leave the better or the original one serving."""
     from agent.config import load
+
+    if dry_run and continue_from is not None:
+        raise ConfigError("--dry-run knows nothing of earlier sessions", do="leave out --dry-run or --continue-from")
 
     config = load(session_file)
     from rich.console import Console
@@ -89,7 +106,7 @@ def start(
     if dry_run:
         _print_diagnosis(asyncio.run(operate.preflight(config, database)), as_json=False)
         return
-    raise typer.Exit(asyncio.run(operate.start(config, database, Console())))
+    raise typer.Exit(asyncio.run(operate.start(config, database, Console(), continues=continue_from)))
 
 
 @app.command()
@@ -128,6 +145,10 @@ def status(session: SessionId = None, db: Db = None, as_json: Json = False) -> N
         if found["waits"] is not None:
             console.print(found["waits"], markup=False, highlight=False)
         console.print(todo_table(store, found["session"]))
+        if found["waits_for_approval"]:
+            console.print(
+                f"waits for `approve`: {', '.join(found['waits_for_approval'])}", markup=False, highlight=False
+            )
         console.print(f"next: {found['next_step']}")
 
 
@@ -238,6 +259,109 @@ def stop(session: SessionId = None, db: Db = None) -> None:
         return
     ask_to_stop(path, row.id)
     print(f"asked session {row.id} (process {row.agent_pid}) to stop; `status` shows when known-good serves")
+
+
+@app.command()
+def approve(todo: TodoId, reason: Reason = "", session: OfSession = None, db: Db = None) -> None:
+    """Let a gated todo have its turn: what changes the host, or what the session file puts behind a gate."""
+    from agent.telling import approve as approve_todo
+
+    print(approve_todo(_find(db), session, todo, reason))
+
+
+@todo_app.command("list")
+def todo_list(session: SessionId = None, db: Db = None, as_json: Json = False) -> None:
+    """The whole list in the order in which it would be worked off, with gain, confidence, cost, risk and needs."""
+    from agent.todo_list import listing
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        found = listing(store, _session_id(store, session))
+    if as_json:
+        _print_json(found)
+        return
+    from rich.console import Console
+
+    from agent.live import list_table
+
+    console = Console()
+    console.print(list_table(found["todos"]))
+    for word in found["waiting"]:
+        console.print(f"said, and not heard by the session yet: {word}", markup=False, highlight=False)
+
+
+@todo_app.command("show")
+def todo_show(todo: TodoId, session: OfSession = None, db: Db = None, as_json: Json = False) -> None:
+    """One todo with its history: who changed it, when, from what to what, and why."""
+    from agent.todo_list import shown
+    from state.store import Store
+
+    with Store.read(_find(db)) as store:
+        found = shown(store, _session_id(store, session), todo)
+    if as_json:
+        _print_json(found)
+        return
+    from rich.console import Console
+
+    from agent.live import history_table, todo_facts
+
+    Console().print(todo_facts(found), history_table(found["history"]), sep="\n")
+
+
+@todo_app.command("add")
+def todo_add(
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--change",
+            metavar="CHANGE",
+            help="flag:--name=value, flag:--name, env:NAME=value, without:--name or without:NAME; repeatable.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="TOML or JSON file of one [[experiments]] entry instead.")
+    ] = None,
+    todo_id: Annotated[str | None, typer.Option("--id", help="Its id; made from the changes by default.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="What is tried, in a few words.")] = None,
+    hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Why it could help.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Topic; repeatable.")] = None,
+    tier: Annotated[int | None, typer.Option("--tier", help="1 is tried before 2, 2 before 3.")] = None,
+    priority: Annotated[float | None, typer.Option("--priority", help="0 to 1; the higher is tried first.")] = None,
+    gain: Annotated[float | None, typer.Option("--gain", help="Hoped fraction at the objective, 0.1 = 10 %.")] = None,
+    numerics: Annotated[bool, typer.Option("--numerics", help="Answers can differ: they are compared.")] = False,
+    reason: Reason = "",
+    session: OfSession = None,
+    db: Db = None,
+) -> None:
+    """Put an experiment of your own on the list of a session."""
+    from agent.telling import add
+
+    tags = None if tag is None else tuple(tag)
+    fields: dict[str, object] = {"id": todo_id, "title": title, "hypothesis": hypothesis, "tags": tags, "tier": tier}
+    fields |= {"priority": priority, "expected_gain": gain, "numerics": numerics or None}
+    print(add(_find(db), session, change or (), file, fields, reason))
+
+
+@todo_app.command("drop")
+def todo_drop(todo: TodoId, reason: Reason = "", session: OfSession = None, db: Db = None) -> None:
+    """Take a todo off the list: it is not tried, and stays visible with your reason."""
+    from agent.telling import drop
+
+    print(drop(_find(db), session, todo, reason))
+
+
+@todo_app.command("priority")
+def todo_priority(
+    todo: TodoId,
+    to: Annotated[float, typer.Argument(help="0 to 1; within its disruption and tier the higher is tried first.")],
+    reason: Reason = "",
+    session: OfSession = None,
+    db: Db = None,
+) -> None:
+    """Give a todo another priority."""
+    from agent.telling import reprioritise
+
+    print(reprioritise(_find(db), session, todo, to, reason))
 
 
 @app.command()

@@ -127,11 +127,11 @@ def cost(todo: Todo, situation: Situation) -> Price:
 def line(todos: Sequence[Todo]) -> list[Todo]:
     """Pending todos that change something, in their order but for what they cost: that is nearly alike for all."""
     waiting = [todo for todo in todos if todo.status is TodoStatus.PENDING and todo.experiment.tries]
-    return sorted(waiting, key=lambda todo: (*_place(todo), -todo.experiment.expected_gain, todo.id))
+    return sorted(waiting, key=lambda todo: (*_place(todo), -todo.experiment.hope, todo.id))
 
 
 def _rank(todo: Todo, situation: Situation) -> tuple[int, int, int, float, float, str]:
-    gain = todo.experiment.expected_gain / max(cost(todo, situation).seconds, 1e-6)
+    gain = todo.experiment.hope / max(cost(todo, situation).seconds, 1e-6)
     return (*_place(todo), -gain, todo.id)
 
 

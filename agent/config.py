@@ -349,7 +349,7 @@ class SessionConfig(Frozen):
 
 def load(path: Path) -> SessionConfig:
     """The session file at `path`; a ConfigError names every problem with its line, and nothing is touched."""
-    text = _read(path)
+    text = read_text(path)
     name = str(path)
     try:
         raw = tomllib.loads(text)
@@ -365,19 +365,31 @@ def load(path: Path) -> SessionConfig:
     return SessionConfig(**sections)
 
 
-def _read(path: Path) -> str:
-    """Text of the file; TOML is UTF-8, a byte order mark before it is tolerated."""
+def read_text(path: Path, what: str = "session file", page: str = "docs/how-to/own-server.md") -> str:
+    """Text of the file; TOML is UTF-8, a byte order mark before it is tolerated. `page` shows how to write one."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        do = "give the right path; docs/how-to/own-server.md shows how to write one"
-        raise ConfigError(f"there is no session file {path}", do=do) from None
+        raise ConfigError(
+            f"there is no {what} {path}", do=f"give the right path; {page} shows how to write one"
+        ) from None
     except UnicodeDecodeError as error:
-        what = f"{path} is not UTF-8: byte {error.start} cannot be read; nothing was touched"
-        raise ConfigError(what, do="save the file as UTF-8") from None
+        said = f"{path} is not UTF-8: byte {error.start} cannot be read; nothing was touched"
+        raise ConfigError(said, do="save the file as UTF-8") from None
     except OSError as error:
-        what = f"the session file {path} cannot be read: {error.strerror}"
-        raise ConfigError(what, do="give the path of a readable TOML file") from None
+        said = f"the {what} {path} cannot be read: {error.strerror}"
+        raise ConfigError(said, do="give the path of a readable TOML file") from None
+
+
+def own_experiments(value: object) -> tuple[tuple[OwnExperiment, ...], list[Problem]]:
+    """What stands under `experiments`, with everything that is wrong with it."""
+    path: KeyPath = ("experiments",)
+    try:
+        adapter = TypeAdapter(tuple[OwnExperiment, ...])
+        given = adapter.validate_python(_as_tuples(value), strict=True, by_name=False, by_alias=True)
+    except ValidationError as error:
+        return (), validation_problems(error, path, SessionConfig)
+    return given, contradictions({"experiments": given}, None)
 
 
 def _sections(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

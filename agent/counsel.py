@@ -24,6 +24,7 @@ from agent.planners.spend import charged, reserve, used
 from agent.planners.table import names, table
 from agent.planners.talk import Next, Standing, Talk, form_to_use, standing
 from agent.policy import unaffordable
+from agent.todo_list import on_the_list
 from state import events as ev
 from state.errors import StoppedByOperator
 from state.exchanges import Ask, Exchange, Message, Reply, Silence
@@ -201,5 +202,5 @@ class Counsel:
             reason="; ".join(told) or "it says nothing more",
             evidence=tuple(exchange.id for exchange in self._exchanges(number)),
         )
-        added = [ev.TodoAdded(experiment=experiment) for experiment in stands.accepted]
+        added = [on_the_list(experiment, self.hands.config.policy) for experiment in stands.accepted]
         self.hands.write(*added, ev.DecisionMade(decision=decision))

@@ -23,6 +23,7 @@ from state.models import (
     Role,
     TodoStatus,
     Verdict,
+    Who,
 )
 from state.store import ComparisonRow
 from tools.diagnose import Action
@@ -180,7 +181,8 @@ def _directed(row: ComparisonRow, verdict: Verdict, known: Known, ids: Ids) -> I
         learned = Finding(id=following(ids.finding), statement=turned.finding, evidence=turned.evidence, scope=scope)
         yield ev.FindingMade(finding=learned)
     for name, priority in turned.priorities:
-        yield ev.TodoChanged(experiment_id=name, priority=priority, reason=f"sinks: {turned.what} ({decision.id})")
+        reason = f"sinks: {turned.what} ({decision.id})"
+        yield ev.TodoChanged(experiment_id=name, priority=priority, reason=reason, by=Who.PIVOT)
 
 
 def following(name: str) -> str:

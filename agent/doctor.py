@@ -18,6 +18,7 @@ from agent.policy import (
     SLACK,
     Costs,
     Spent,
+    awaits_approval,
     broken_constraints,
     close_out_s,
     comparison_s,
@@ -281,7 +282,8 @@ def _item(experiment: Experiment, target: Target, config: SessionConfig, adoptio
     if verdict is None:
         try:
             target.derive(adoption.spec, experiment.changes)
-            verdict = "allowed"
+            gate = awaits_approval(experiment, config.policy)
+            verdict = "allowed" if gate is None else f"waits for `approve`: {gate}"
         except PolicyRefused as refused:
             verdict = refused.what
     return PlannedItem(

@@ -279,6 +279,7 @@ def _known(store: Store, session_id: str) -> Known:
     for fingerprint in store.launched(session_id):
         with suppress(KeyError):
             specs[fingerprint] = store.spec(fingerprint)
+    carried = store.carried_over(session_id)
     return Known(
         todos=tuple(store.todos(session_id)),
         verdicts=store.verdicts(session_id),
@@ -286,6 +287,7 @@ def _known(store: Store, session_id: str) -> Known:
         specs=specs,
         candidates={name: row.candidate for name, row in store.comparisons(session_id).items()},
         complaints=tuple(store.complaints(session_id)),
+        lost_before={} if carried is None else carried.lost,
     )
 
 
@@ -307,10 +309,14 @@ def spent(store: Store, session_id: str) -> Spent:
     """What the budgets have paid so far; time in which no agent was attached is not counted."""
 
     def counted() -> tuple[int, int]:
+        carried = store.carried_over(session_id)
+        before = set() if carried is None else {*carried.lost} - {*store.verdicts(session_id)}
         judged = [
             t
             for t in store.todos(session_id)
-            if t.experiment.tries and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+            if t.experiment.tries
+            and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+            and t.id not in before
         ]
         launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
         return len(judged), len(launches)

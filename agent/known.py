@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import Field
+
 from state.models import (
     Arm,
     Failure,
@@ -44,7 +46,8 @@ class Known(Frozen):
     """Everything that is learned from: the list, verdicts in their order, launches and runs in theirs.
 
     `specs` are the launched configurations by fingerprint, `candidates` the fingerprint that each experiment tries,
-    `complaints` the runs against which the server itself spoke.
+    `complaints` the runs against which the server itself spoke, `lost_before` what the blocked todos of an earlier
+    session showed to be missing.
     """
 
     todos: tuple[Todo, ...]
@@ -53,6 +56,7 @@ class Known(Frozen):
     specs: dict[str, LaunchSpec]
     candidates: dict[str, str]
     complaints: tuple[Measurement, ...]
+    lost_before: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 def failed_start(trials: Sequence[Trial], experiment_id: str, fingerprint: str) -> Trouble | None:

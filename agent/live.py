@@ -6,7 +6,7 @@ The one place, with the command line, that imports rich.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from state.store import Store
 
 ROWS = 14
 LINE = 280
+FIRST = 120
 
 COLOURS = {
     DecisionKind.KEEP: "bold green",
@@ -39,6 +40,8 @@ COLOURS = {
     DecisionKind.PIVOT: "cyan",
     DecisionKind.VOID: "red",
     DecisionKind.HEAL: "red",
+    DecisionKind.PERSON: "magenta",
+    DecisionKind.CARRY: "magenta",
     DecisionKind.INTERRUPTED: "magenta",
     DecisionKind.RESUME: "magenta",
     DecisionKind.END: "bold cyan",
@@ -197,6 +200,78 @@ def _most_telling(todos: list[Todo], limit: int | None) -> list[Todo]:
     ranked = sorted(todos, key=lambda todo: order.index(todo.status) if todo.status in order else len(order))
     keep = {todo.id for todo in ranked[:limit]}
     return [todo for todo in todos if todo.id in keep]
+
+
+def list_table(todos: Sequence[Mapping[str, Any]]) -> Table:
+    """What is known of each todo, a row each; what comes next stands first."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("", "turn", "id", "from", "level", "tier", "priority", "hoped", "sure", "min"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why, risk, needs", overflow="fold")
+    for todo in todos:
+        mark, style = MARKS[TodoStatus(todo["status"])]
+        tries = bool(todo["changes"])
+        remarks = [_first(todo["why"]), todo["risk"] and f"risk: {todo['risk']}"]
+        remarks.append(todo["needs"] and f"needs {', '.join(todo['needs'])}")
+        table.add_row(
+            f"{mark} {todo['status'].replace('_', ' ')}",
+            "" if todo["turn"] is None else str(todo["turn"]),
+            todo["id"],
+            todo["source"],
+            todo["disruption"],
+            str(todo["tier"]),
+            f"{todo['priority']:.2f}",
+            f"{todo['expected_gain']:+.0%}" if tries else "",
+            f"{todo['confidence']:.0%}" if tries else "",
+            f"{todo['cost_min']:.1f}",
+            Text("; ".join(filter(None, remarks))),
+            style=style,
+        )
+    return table
+
+
+def _first(why: str) -> str:
+    """The first part of a reason; `todo show` has it whole."""
+    part = why.split("; ")[0].split(", chance of")[0]
+    return part if len(part) <= FIRST else f"{part[:FIRST]}…"
+
+
+def todo_facts(todo: Mapping[str, Any]) -> Table:
+    """One todo in full."""
+    facts = Table(box=None, padding=(0, 1), show_header=False)
+    source = f"{todo['source']} {todo['source_ref']}".strip()
+    for name, text in (
+        (todo["id"], todo["title"]),
+        ("status", ": ".join(filter(None, (todo["status"].replace("_", " "), todo["why"])))),
+        ("hypothesis", todo["hypothesis"]),
+        ("changes", ", ".join(todo["changes"]) or "none: it observes what runs"),
+        ("from", source),
+        ("hoped", f"{todo['expected_gain']:+.1%}, {todo['confidence']:.0%} sure, about {todo['cost_min']:.1f} min"),
+        ("level", f"{todo['disruption']}, tier {todo['tier']}, priority {todo['priority']:.2f}"),
+        ("tags, needs", f"{', '.join(todo['tags']) or '–'}; {', '.join(todo['needs']) or '–'}"),
+        ("risk", todo["risk"] or "–"),
+    ):
+        facts.add_row(Text(name, style="bold"), Text(text))
+    return facts
+
+
+def history_table(history: Sequence[Mapping[str, Any]]) -> Table:
+    """Every change of mind about a todo, a row each."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("time (UTC)", "by", "status", "priority", "why"):
+        table.add_column(name, overflow="fold")
+    for step in history:
+        status = _step(*(None if s is None else s.replace("_", " ") for s in (step["status_before"], step["status"])))
+        priority = _step(*(None if p is None else f"{p:.2f}" for p in (step["priority_before"], step["priority"])))
+        table.add_row(step["at"], step["who"], status, priority, Text(step["reason"]))
+    return table
+
+
+def _step(before: str | None, now: str | None) -> str:
+    """From what to what; empty where nothing was said about it."""
+    if now is None:
+        return ""
+    return now if before is None or before == now else f"{before} → {now}"
 
 
 def decision_table(log: list[dict[str, Any]]) -> Table:

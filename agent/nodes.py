@@ -15,6 +15,7 @@ from agent.counsel import Counsel
 from agent.decisions import Ids, consequences
 from agent.ending import bring_back, proven, restore
 from agent.evidence import (
+    BASELINE,
     CLOSE_OUT,
     comparison_of,
     kept_anything,
@@ -25,6 +26,7 @@ from agent.evidence import (
 )
 from agent.hands import Hands
 from agent.heeding import heed, restores_first, stop
+from agent.identity import identity
 from agent.judge import Assessment, Comparison, Need, asks_answers, assess
 from agent.known import blamed
 from agent.levers import Setting
@@ -32,6 +34,8 @@ from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
 from agent.policy import broken_constraints, forbidden, over, restarts
 from agent.refine import all_at_once, refinements
+from agent.spoken import listen
+from agent.todo_list import never_approved, on_the_list
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
@@ -49,7 +53,7 @@ from state.models import (
     TodoStatus,
     Trial,
     TrialStatus,
-    digest,
+    Who,
 )
 from state.store import ComparisonRow, Store
 from tools.diagnose import Action
@@ -115,7 +119,7 @@ class Nodes:
         if trouble is not None:
             return self._heal(f"{trial.id} does not generate: {trouble}")
         await self.hands.manners.at_rest()
-        if not self.store.todos(self.session_id):
+        if all(todo.id != BASELINE for todo in self.store.todos(self.session_id)):
             return {"next": "plan"}
         if ahead and self.store.open_comparison(self.session_id) is not None:
             await self.hands.hours.wait()
@@ -135,12 +139,11 @@ class Nodes:
         facts = await self.target.facts()
         row = self.store.session(self.session_id)
         spec = self.store.spec(self.hands.role(Role.KNOWN_GOOD))
-        proposal = self.planner.propose(View(engine=row.adoption.spec.engine, spec=spec, facts=facts))
+        listed = tuple(todo.id for todo in self.store.todos(self.session_id))
+        view = View(engine=row.adoption.spec.engine, spec=spec, facts=facts, tried=listed)
+        proposal = self.planner.propose(view)
         added: list[ev.Event] = [ev.TodoAdded(experiment=built_in.baseline_experiment())]
-        for experiment in proposal.experiments:
-            reason = forbidden(experiment, self.config.policy)
-            status = TodoStatus.PENDING if reason is None else TodoStatus.SKIPPED
-            added.append(ev.TodoAdded(experiment=experiment, status=status, reason=reason or ""))
+        added += [on_the_list(experiment, self.config.policy) for experiment in proposal.experiments]
         left_out = "; ".join(f"{name}: {why}" for name, why in proposal.dropped)
         decision = self.store.decide(
             self.session_id,
@@ -174,13 +177,14 @@ class Nodes:
 
         begins = refiner.begins(self.store, self.session_id)
         refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
-        self.hands.write(*refiner.decided(self.store, self.session_id, new, refined))
+        self.hands.write(*refiner.decided(self.store, self.session_id, self.config.policy, new, refined))
         return {"next": "choose"}
 
     async def choose(self, state: LoopState) -> LoopState:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
         self.hands.check_stop()
+        listen(self.hands)
         noise = self._too_noisy()
         if noise is not None:
             return self._give_up(noise)
@@ -211,8 +215,9 @@ class Nodes:
         except PolicyRefused as refused:
             self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
-        identity = self._identity(spec.fingerprint)
-        obstacle = self._obstacle(experiment, spec.fingerprint, parent, identity)
+        row = self.store.session(self.session_id)
+        made = identity(spec.fingerprint, row.workload_revision, row.adoption)
+        obstacle = self._obstacle(experiment, spec.fingerprint, parent, made)
         broken = broken_constraints(spec, self.config.policy)
         if obstacle is not None or broken:
             self._set_aside(experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
@@ -226,7 +231,7 @@ class Nodes:
         )
         self.hands.write(
             ev.SpecSeen(fingerprint=spec.fingerprint, spec=spec),
-            ev.TodoChanged(experiment_id=experiment.id, identity=identity, reason="chosen"),
+            ev.TodoChanged(experiment_id=experiment.id, identity=made, reason="chosen", by=Who.AGENT),
             ev.ComparisonOpened(experiment_id=experiment.id, parent=parent, candidate=spec.fingerprint),
             ev.DecisionMade(decision=decision),
         )
@@ -330,6 +335,7 @@ class Nodes:
         lasting = await self.hands.manners.make_lasting(final)
         left = spent(self.store, self.session_id).open_s
         closed = None if left is None or left > 0 else f"the window {self.config.policy.window} is over"
+        listen(self.hands, ending=True)
         why = self._too_noisy() or closed or "the list is worked off or the budget is used"
         what = (
             "the original configuration serves"
@@ -341,7 +347,7 @@ class Nodes:
             kind=DecisionKind.END,
             subject=proof.trial.id,
             what=what,
-            reason=f"{why}; {proof.words}{lasting}",
+            reason=f"{why}; {proof.words}{lasting}{never_approved(self.store.todos(self.session_id))}",
             evidence=proof.evidence,
         )
         self.hands.write(
@@ -367,24 +373,19 @@ class Nodes:
             self.assessed = comparison, assess(comparison)
         return self.assessed[1]
 
-    def _identity(self, fingerprint: str) -> str:
-        session = self.store.session(self.session_id)
-        return digest(
-            [fingerprint, session.workload_revision, session.adoption.engine_version, session.adoption.hardware]
-        )
-
-    def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, identity: str) -> str | None:
+    def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, made: str) -> str | None:
         if experiment.changes and fingerprint == parent:
             return "the server already runs like this"
         for todo in self.store.todos(self.session_id):
-            if experiment.changes and todo.identity == identity and todo.id != experiment.id:
+            if experiment.changes and todo.identity == made and todo.id != experiment.id:
                 return f"the same configuration was tried as {todo.id}"
         return None
 
     async def _close(self, choice: chooser.Choice) -> LoopState:
         """Nothing more to try: say what was left, then compare the final configuration with the original."""
         for experiment_id, reason in choice.skipped:
-            self.hands.write(ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason))
+            left = ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason, by=Who.BUDGET)
+            self.hands.write(left)
         done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
         if done or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
@@ -469,7 +470,7 @@ class Nodes:
             self.session_id, kind=kind, subject=experiment.id, what=experiment.title, reason=reason
         )
         self.hands.write(
-            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=reason),
+            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=reason, by=Who.AGENT),
             ev.DecisionMade(decision=decision),
         )
 
@@ -528,6 +529,7 @@ class Nodes:
                     do="find out who it is; `resume` goes on when the server is left alone",
                 )
             self.hands.check()
+            listen(self.hands)
             self.hands.progress.tick(f"waiting for a quiet host: {disturbed}", waited, rule.quiet_wait_s)
             await self.target.pause(QUIET_CHECK_S)
             waited += QUIET_CHECK_S

@@ -14,8 +14,10 @@ from agent import notify
 from agent.config import SessionConfig
 from agent.config_model import api_key
 from agent.connect import connect, endpoint_for, planner_for
+from agent.continuing import session_to_continue, take_over
 from agent.doctor import Diagnosis, examine
 from agent.faults import fault_point
+from agent.inbox import readdress
 from agent.live import LivePicture, PlainLines
 from agent.manners import unmeasured, within_ceiling
 from agent.open_files import refuse_hopeless, shortages
@@ -65,8 +67,12 @@ async def start(
     console: Console,
     again: str | None = None,
     kind: type[RemoteTarget] = RemoteTarget,
+    continues: str | None = None,
 ) -> int:
-    """Adopt what runs and tune it; the exit code. `again` is what to type to go on after a stop."""
+    """Adopt what runs and tune it; the exit code.
+
+    `again` is what to type to go on after a stop, `continues` the session whose list is taken over (or `latest`).
+    """
     fault = fault_point(os.environ)
     if config.planner.kind == "model" and config.planner.model is not None:
         api_key(config.planner.model, os.environ)  # at night nobody could mend it
@@ -74,6 +80,7 @@ async def start(
     left_out, config = unmeasured(config), within_ceiling(config)
     with Store.write(database) as store:
         refuse_unfinished(store)
+        earlier = None if continues is None else session_to_continue(store, continues, config.target.name)
         async with connected(config, kind) as target:
             await target.refuse_held()
             await refuse_no_room_there(target)
@@ -87,13 +94,16 @@ async def start(
             session_id = new_session_id(store.clock())
             await target.acquire(session_id, holder_of(session_id, os.getpid()))
             try:
-                open_session(store, session_id, config, adoption, left_out)
+                carried = () if earlier is None else await take_over(store, earlier, config, adoption, target)
+                open_session(store, session_id, config, adoption, left_out, carried)
                 if files:
                     store.append(session_id, *(ev.Noted(text=one.text, subject=session_id) for one in files))
             except (RatchetError, asyncio.CancelledError):
                 await target.release()
                 raise
             fault("agent:opened")
+            if earlier is not None:
+                readdress(database, earlier.id, session_id)
             return await _drive(store, session_id, target, config, console, again, fault)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydantic import Field
 
 from agent.judge.spending import runs_per_launch
@@ -14,6 +16,7 @@ from state.models import (
     JudgeRule,
     LaunchSpec,
     Policy,
+    TodoStatus,
     Workload,
     needs_restart,
 )
@@ -100,6 +103,33 @@ def forbidden(experiment: Experiment, policy: Policy) -> str | None:
         if change.kind == "env" and policy.keep_env.get(change.name, change.value) != change.value:
             return f"{change.name} must stay {policy.keep_env[change.name]}"
     return None
+
+
+class Admission(NamedTuple):
+    """With which status an experiment goes on the list, and why it is not simply pending."""
+
+    status: TodoStatus
+    reason: str = ""
+
+
+def admission(experiment: Experiment, policy: Policy) -> Admission:
+    """What the session file says of an experiment: forbidden, to be approved by a person first, or free to be tried."""
+    reason = forbidden(experiment, policy)
+    if reason is not None:
+        return Admission(TodoStatus.SKIPPED, reason)
+    reason = awaits_approval(experiment, policy)
+    return Admission(TodoStatus.PENDING) if reason is None else Admission(TodoStatus.GATED, reason)
+
+
+def awaits_approval(experiment: Experiment, policy: Policy) -> str | None:
+    """Why a person has to approve an experiment before it may be tried, None when nobody has to."""
+    if not experiment.tries or {experiment.id, *experiment.tags} & {*policy.approved}:
+        return None
+    level = needed_disruption(experiment)
+    if level >= Disruption.HOST:
+        return "it changes the host, which a person has to approve"
+    asked = sorted({experiment.id, *experiment.tags, level.name.lower()} & {*policy.gate})
+    return f"the session file wants {', '.join(asked)} to be approved by a person" if asked else None
 
 
 def broken_constraints(spec: LaunchSpec, policy: Policy) -> list[str]:

@@ -14,6 +14,7 @@ from agent.evidence import affordable, known
 from agent.levers import Setting
 from agent.policy import broken_constraints, forbidden
 from agent.refine import OWN, Learned, Tried
+from agent.todo_list import on_the_list
 from state import events as ev
 from state.errors import RatchetError
 from state.models import (
@@ -22,6 +23,7 @@ from state.models import (
     Experiment,
     LaunchSpec,
     Outcome,
+    Policy,
     Purpose,
     Role,
     Todo,
@@ -67,6 +69,7 @@ def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[
     What a person dropped, the session forbids or waits for an approval is not in it.
     """
     facts = known(store, session_id)
+    ready = [one for one in new if on_the_list(one, config.policy).status is TodoStatus.PENDING]
     known_good = store.role(session_id, Role.KNOWN_GOOD)
     assert known_good is not None, "known-good is set when a session opens"
     adopted = store.session(session_id).adoption.spec
@@ -74,8 +77,8 @@ def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[
         engine=adopted.engine,
         found=adopted,
         known_good=store.spec(known_good),
-        ideas=(*(todo.experiment for todo in facts.todos if _usable(todo, config)), *new),
-        pending=(*(todo.experiment for todo in facts.todos if todo.status in WAITS and todo.experiment.tries), *new),
+        ideas=(*(todo.experiment for todo in facts.todos if _usable(todo, config)), *ready),
+        pending=(*(todo.experiment for todo in facts.todos if todo.status in WAITS and todo.experiment.tries), *ready),
         tried=tuple(_tried(store, session_id, facts.todos)),
         minimal_effect=config.judge.minimal_effect,
         made=sum(todo.id.startswith(OWN) for todo in facts.todos),
@@ -109,7 +112,7 @@ def decided(store: Store, session_id: str, new: Sequence[Experiment], refined: S
         what=f"{len(words)} more on the list" if words else "nothing more on the list",
         reason="; ".join(words) or nothing,
     )
-    return [*(ev.TodoAdded(experiment=one) for one in (*new, *refined)), ev.DecisionMade(decision=decision)]
+    return [*(on_the_list(one, policy) for one in (*new, *refined)), ev.DecisionMade(decision=decision)]
 
 
 # --- parts -------------------------------------------------------------------------------------------------

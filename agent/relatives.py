@@ -70,17 +70,22 @@ def blocked_with(names: frozenset[str], todos: Iterable[Todo]) -> list[tuple[Tod
 
 def all_lost(known: Known) -> frozenset[str]:
     """Everything that is not to be had now, by all that is blocked on the list; for todos that come later."""
-    names: set[str] = set()
+    return frozenset(name for names in lost_with(known).values() for name in names)
+
+
+def lost_with(known: Known) -> dict[str, frozenset[str]]:
+    """What each blocked todo shows to be missing: itself, and the capability that its failure is about."""
+    found: dict[str, frozenset[str]] = {}
     proven = proven_to_work(known.todos, known.verdicts)
     for todo in known.todos:
         if todo.status is not TodoStatus.BLOCKED:
             continue
-        names.add(todo.id)
         verdict = known.verdicts.get(todo.id)
         trouble = None if verdict is None else blamed(known, todo.id, verdict.outcome)
-        if trouble is not None:
-            names |= lost(todo.experiment, trouble, proven)
-    return frozenset(names)
+        before = known.lost_before.get(todo.id, ())
+        names = before if trouble is None else lost(todo.experiment, trouble, proven)
+        found[todo.id] = frozenset({todo.id, *names})
+    return found
 
 
 def freed(kept: Iterable[str], todos: Iterable[Todo]) -> list[Todo]:

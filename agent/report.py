@@ -11,6 +11,7 @@ from agent.evidence import BASELINE, CLOSE_OUT
 from agent.manners import LASTING, UNMEASURED
 from agent.planners.spend import used
 from agent.report_machine import machine_section
+from agent.todo_list import gated
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
@@ -24,6 +25,7 @@ def markdown(store: Store, session_id: str) -> str:
         *_configuration(store, row),
         *_lasting(store, row),
         *_experiments(store, row),
+        *_never_approved(store, row),
         *_turns(store, row),
         *machine_section(store, row),
         *_findings(store, row),
@@ -142,11 +144,33 @@ def _experiment_row(todo: Todo, verdict: Verdict | None) -> str:
     return f"| {todo.experiment.title} | {outcome} | {effect} | {hoped} | {why.replace('|', '/') or '–'} |"
 
 
+def _never_approved(store: Store, row: SessionRow) -> Iterator[str]:
+    """What waited for a person to the end; nothing where nothing did."""
+    waits = gated(store.todos(row.id))
+    if not waits:
+        return
+    yield "## Waiting for approval"
+    yield ""
+    yield "Not tried, since nobody approved it. `ratchet approve ID` does so in a session that is not over;"
+    yield "`policy.approved` does it beforehand."
+    yield ""
+    for todo in waits:
+        changes = ", ".join(map(str, todo.experiment.changes))
+        yield f"- **{todo.id}** {todo.experiment.title}: {changes}. {_sentence(todo.reason)}."
+    yield ""
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 _TURNS = {
     DecisionKind.BLOCK: "blocked",
     DecisionKind.ADJUST: "another value",
     DecisionKind.SKIP: "skipped",
     DecisionKind.PIVOT: "direction",
+    DecisionKind.PERSON: "a person's word",
+    DecisionKind.CARRY: "from an earlier session",
 }
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -99,11 +99,17 @@ def adopted_now(store: Store, row: SessionRow) -> Adoption:
 
 
 def open_session(
-    store: Store, session_id: str, config: SessionConfig, adoption: Adoption, unmeasured: str = ""
+    store: Store,
+    session_id: str,
+    config: SessionConfig,
+    adoption: Adoption,
+    unmeasured: str = "",
+    carried: Sequence[ev.Event] = (),
 ) -> None:
     """Write the session's first events: what was found is the original and, until a keep, the known-good.
 
-    `unmeasured` says which load points of the session file are left out.
+    `unmeasured` says which load points of the session file are left out, `carried` is what comes over from an earlier
+    session (its decision is the second one).
     """
     refuse_unusable(config, adoption, None)
     fingerprint = adoption.spec.fingerprint
@@ -141,6 +147,7 @@ def open_session(
         ev.TrialClosed(trial=trial),
         ev.DecisionMade(decision=decision),
         *([ev.Noted(text=unmeasured, subject=UNMEASURED)] if unmeasured else []),
+        *carried,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.evidence import open_s, spent
 from agent.report import headline
+from agent.todo_list import gated
 from state.models import DecisionKind, MeasurementStatus, SessionStatus
 from state.store import Store
 
@@ -37,6 +38,7 @@ def summary(store: Store, session_id: str) -> dict[str, Any]:
             {"id": t.id, "title": t.experiment.title, "status": t.status.value, "priority": t.priority, "why": t.reason}
             for t in store.todos(session_id)
         ],
+        "waits_for_approval": [todo.id for todo in gated(store.todos(session_id))],
         "next_step": _NEXT[row.status],
     }
 

@@ -34,9 +34,11 @@ Every command is `ratchet COMMAND`; after `make install` the program is `.venv/b
 `.venv/bin/python run_agent.py COMMAND` is the same. `ratchet COMMAND --help` prints what stands here. Exit codes are
 explained in [exit-codes.md](exit-codes.md), the session file in [session-file.md](session-file.md).
 
-Commands that read (`status`, `sessions`, `replay`, `report`) open the database read-only and never wait for a running
-session. Where no `--db` is given and `RATCHET_STATE` is not set, they take the one database found in `./.ratchet/` or
-in `$XDG_STATE_HOME/ratchet/*/` (by default `~/.local/state/ratchet/*/`), and ask for a name when there are several.
+Commands that read (`status`, `sessions`, `replay`, `report`, `todo list`, `todo show`) open the database read-only and
+never wait for a running session. Those that say something to a session (`stop`, `approve` and the rest of `todo`) leave
+a file beside it. Where no `--db` is given and `RATCHET_STATE` is not set, they take the one database found in
+`./.ratchet/` or in `$XDG_STATE_HOME/ratchet/*/` (by default `~/.local/state/ratchet/*/`), and ask for a name when there
+are several.
 """
 
 SESSION_HEAD = """\
@@ -84,12 +86,21 @@ of a server worthless that still runs. Sources that say "read, not met" were tak
 def cli_page() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(run_agent.app)
-    commands: dict[str, Any] = vars(root)["commands"]
     parts = [BANNER, "", CLI_HEAD]
-    for name, command in commands.items():
-        parts += [f"## {name}", "", command.help, "", f"    ratchet {name}{_synopsis(command.params)}", ""]
-        parts += [*_table(("", "what it is", "default"), [_parameter(one) for one in command.params]), ""]
+    for name, command in vars(root)["commands"].items():
+        inner: dict[str, Any] = vars(command).get("commands", {})
+        parts += [f"## {name}", "", command.help, ""]
+        if not inner:
+            parts += _usage(name, command)
+        for word, one in inner.items():
+            parts += [f"### {name} {word}", "", one.help, "", *_usage(f"{name} {word}", one)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _usage(name: str, command: Any) -> Iterator[str]:
+    yield from (f"    ratchet {name}{_synopsis(command.params)}", "")
+    yield from _table(("", "what it is", "default"), [_parameter(one) for one in command.params])
+    yield ""
 
 
 def _synopsis(parameters: list[Any]) -> str:

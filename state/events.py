@@ -25,7 +25,9 @@ from state.models import (
     TodoStatus,
     Trial,
     Verdict,
+    Who,
 )
+from state.words import Word
 
 
 class SessionOpened(Frozen):
@@ -74,16 +76,17 @@ class RoleSet(Frozen):
 
 
 class TodoAdded(Frozen):
-    """An experiment entered the list."""
+    """An experiment entered the list; `origin` is the session that it was carried over from."""
 
     kind: Literal["todo-added"] = "todo-added"
     experiment: Experiment
     status: TodoStatus = TodoStatus.PENDING
     reason: str = ""
+    origin: str = ""
 
 
 class TodoChanged(Frozen):
-    """A todo's status or priority changed, and why; None leaves a field as it is."""
+    """A todo's status or priority changed, by whom, and why; None leaves a field as it is."""
 
     kind: Literal["todo-changed"] = "todo-changed"
     experiment_id: str
@@ -91,6 +94,7 @@ class TodoChanged(Frozen):
     priority: float | None = None
     identity: str | None = None
     reason: str
+    by: Who = Who.EVIDENCE
 
 
 class ComparisonOpened(Frozen):
@@ -200,6 +204,21 @@ class WindowAwaited(Frozen):
     seconds: float
 
 
+class WordHeard(Frozen):
+    """A person's word was taken from the inbox; what came of it is a decision."""
+
+    kind: Literal["word-heard"] = "word-heard"
+    word: Word
+
+
+class CarriedOver(Frozen):
+    """An earlier session's list was taken over; `lost` says what each blocked experiment showed to be missing."""
+
+    kind: Literal["carried-over"] = "carried-over"
+    origin: str
+    lost: dict[str, tuple[str, ...]]
+
+
 class Noted(Frozen):
     """Something worth reading in the morning that is neither decision nor finding."""
 
@@ -230,6 +249,8 @@ Event = Annotated[
     | ExchangeClosed
     | ClockRead
     | WindowAwaited
+    | WordHeard
+    | CarriedOver
     | Noted,
     Field(discriminator="kind"),
 ]

@@ -16,8 +16,7 @@ Attended = tuple[float | None, tuple[tuple[float, float], ...]]
 class Kept:
     """Rows by session and table with the ids to be read again, specs, sessions, and what was computed of them.
 
-    `attended`: a session's first moment, and the times in which nothing of it was going on; `clocks`: what was read of
-    the host's clock, and when.
+    `attended`: a session's first moment, and the times in which nothing of it was going on; `happened`: events by kind.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class Kept:
         self.specs: dict[str, LaunchSpec] = {}
         self.sessions: dict[str, SessionRow] = {}
         self.attended: dict[str, Attended] = {}
-        self.clocks: dict[str, list[tuple[float, ev.ClockRead]]] = {}
+        self.happened: dict[tuple[str, str], list[Any]] = {}
 
     def note(self, session_id: str, event: ev.Event) -> None:
         """An event was committed: what it touched has to be read again."""
@@ -38,5 +37,4 @@ class Kept:
                 self.stale.setdefault((session_id, table), set()).add(row_id)
         if isinstance(event, ev.AgentAttached | ev.WindowAwaited):
             self.attended.pop(session_id, None)
-        if isinstance(event, ev.ClockRead):
-            self.clocks.pop(session_id, None)
+        self.happened.pop((session_id, event.kind), None)

@@ -39,6 +39,13 @@ def m004_exchanges(db: Database) -> None:
         db.execute(statement)
 
 
+@migrations()
+def m005_todo_history(db: Database) -> None:
+    """Every change of mind about a todo, and a person's words in the timeline."""
+    for statement in (_TODO_HISTORY, "DROP VIEW v_timeline", _timeline_with_words()):
+        db.execute(statement)
+
+
 _TABLES = """
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, at REAL NOT NULL,
@@ -189,3 +196,42 @@ def _timeline_with_exchanges() -> str:
                 || json_extract(body, '$.reply.tokens') || ' tokens')
             """
     return released.replace("WHEN 'noted'", told + "WHEN 'noted'")
+
+
+_TODO_HISTORY = """
+CREATE VIEW v_todo_history AS
+    WITH steps AS (
+        SELECT seq, session_id, at, json_extract(body, '$.experiment.id') AS todo,
+            CASE coalesce(json_extract(body, '$.origin'), '')
+                WHEN '' THEN json_extract(body, '$.experiment.source.kind') ELSE 'carry-over' END AS who,
+            coalesce(json_extract(body, '$.status'), 'pending') AS status,
+            json_extract(body, '$.experiment.priority') AS priority,
+            json_extract(body, '$.reason') AS reason
+        FROM events WHERE kind = 'todo-added'
+        UNION ALL
+        SELECT seq, session_id, at, json_extract(body, '$.experiment_id'),
+            coalesce(json_extract(body, '$.by'), 'evidence'), json_extract(body, '$.status'),
+            json_extract(body, '$.priority'), json_extract(body, '$.reason')
+        FROM events WHERE kind = 'todo-changed'
+            AND coalesce(json_extract(body, '$.status'), json_extract(body, '$.priority')) IS NOT NULL
+        UNION ALL
+        SELECT seq, session_id, at, json_extract(body, '$.experiment_id'), 'agent', 'in_progress', NULL, 'chosen'
+        FROM events WHERE kind = 'comparison-opened'
+    )
+    SELECT session_id, todo, seq, datetime(at, 'unixepoch') AS at, who,
+        (SELECT b.status FROM steps b WHERE b.session_id = s.session_id AND b.todo = s.todo AND b.seq < s.seq
+            AND b.status IS NOT NULL ORDER BY b.seq DESC LIMIT 1) AS status_before, status,
+        (SELECT b.priority FROM steps b WHERE b.session_id = s.session_id AND b.todo = s.todo AND b.seq < s.seq
+            AND b.priority IS NOT NULL ORDER BY b.seq DESC LIMIT 1) AS priority_before, priority, reason
+    FROM steps s ORDER BY seq
+"""
+
+
+def _timeline_with_words() -> str:
+    """The timeline's view with a person's words and what was carried over."""
+    told = """WHEN 'word-heard' THEN json_extract(body, '$.word.id') || ' a person says: '
+                || json_extract(body, '$.word.kind') || ' '
+                || coalesce(json_extract(body, '$.word.todo'), json_extract(body, '$.word.experiment.id'))
+            WHEN 'carried-over' THEN 'takes over the list of session ' || json_extract(body, '$.origin')
+            """
+    return _timeline_with_exchanges().replace("WHEN 'noted'", told + "WHEN 'noted'")

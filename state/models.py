@@ -379,6 +379,7 @@ class Idea(Frozen):
     tier: int = Field(default=1, ge=1, le=3, description="1 is tried before 2, 2 before 3, at equal disruption")
     priority: float = Field(default=0.5, ge=0, le=1, description="the higher is tried first within a tier")
     expected_gain: float = Field(default=0.0, description="hoped fraction at the objective, 0.1 = 10 %")
+    confidence: float = Field(default=0.5, ge=0, le=1, description="how sure that hope is: 0 a mere guess, 1 certain")
     risk: str = Field(default="", description="what could go wrong")
     needs: tuple[str, ...] = Field(
         default=(), description="capabilities, the one that it is about first; what lacks one of them is blocked"
@@ -389,6 +390,11 @@ class Idea(Frozen):
     )
     disruption: DisruptionField = Disruption.RESTART
     source: Source = Source(kind="built-in")
+
+    @property
+    def hope(self) -> float:
+        """The expected gain, weighed with how sure it is."""
+        return self.expected_gain * self.confidence
 
 
 class Purpose(StrEnum):
@@ -426,6 +432,17 @@ class TodoStatus(StrEnum):
     BLOCKED = "blocked"
     SKIPPED = "skipped"
     GATED = "gated"
+
+
+class Who(StrEnum):
+    """Who changed a todo's status or priority."""
+
+    PERSON = "person"
+    EVIDENCE = "evidence"
+    PIVOT = "pivot"
+    MODEL = "model"
+    BUDGET = "budget"
+    AGENT = "agent"
 
 
 class Todo(Frozen):
@@ -774,6 +791,8 @@ class DecisionKind(StrEnum):
     HEAL = "heal"
     CLOSE_OUT = "close-out"
     RESTORE = "restore"
+    PERSON = "person"
+    CARRY = "carry"
     INTERRUPTED = "interrupted"
     RESUME = "resume"
     END = "end"
@@ -852,6 +871,10 @@ class Policy(Frozen):
     keep_flags: tuple[str, ...] = Field(default=(), description="flags that no experiment may touch")
     keep_env: dict[str, str] = Field(default_factory=dict, description="variables that must have this value")
     drop: tuple[str, ...] = Field(default=(), description="tags that are not to be tried")
+    gate: tuple[str, ...] = Field(
+        default=(), description="ids, tags or disruption levels that wait for `ratchet approve`; host does so always"
+    )
+    approved: tuple[str, ...] = Field(default=(), description="ids or tags that are approved beforehand")
 
 
 class JudgeRule(Frozen):

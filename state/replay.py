@@ -19,6 +19,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
     measurements = {taken.id: taken for taken in store.measurements(session_id)}
     trials = {trial.id: trial for trial in store.trials(session_id)}
     exchanges = {exchange.id: exchange for exchange in store.exchanges(session_id)}
+    words = {word.id: word for word in store.words(session_id)}
     log = []
     for row in store.decisions(session_id):
         says = []
@@ -29,6 +30,8 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
                 says.append({"id": name, "says": trial_line(trials[name])})
             elif name in exchanges:
                 says.append({"id": name, "says": exchange_line(exchanges[name])})
+            elif name in words:
+                says.append({"id": name, "says": f"said at {iso(words[name].at)}: {words[name]}"})
         entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
         log.append({**entry, "at": iso(row["at"]), "evidence": says})
     return log

@@ -69,8 +69,10 @@ from state.tables import (
 from state.tables import ComparisonRow as ComparisonRow
 from state.tables import EffectRow as EffectRow
 from state.tables import SessionRow as SessionRow
+from state.words import Word
 
 Row = TypeVar("Row")
+Happened = TypeVar("Happened", ev.Noted, ev.WordHeard, ev.CarriedOver, ev.ClockRead)
 Parsed = TypeVar("Parsed")
 
 
@@ -232,12 +234,16 @@ class Store:
 
     def notes(self, session_id: str, subject: str) -> list[str]:
         """What was noted of a subject, oldest first."""
-        rows = self._rows(
-            "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'noted' ORDER BY seq",
-            session_id,
-        )
-        noted = [stored.event for stored in self._parsed(_event, rows)]
-        return [event.text for event in noted if isinstance(event, ev.Noted) and event.subject == subject]
+        noted = self._of_kind(session_id, ev.Noted)
+        return [event.text for event in noted if event.subject == subject]
+
+    def words(self, session_id: str) -> list[Word]:
+        """What persons said to the session and it has heard, in that order."""
+        return [event.word for event in self._of_kind(session_id, ev.WordHeard)]
+
+    def carried_over(self, session_id: str) -> ev.CarriedOver | None:
+        """What the session took over from an earlier one, None when it began anew."""
+        return next(iter(self._of_kind(session_id, ev.CarriedOver)), None)
 
     def missing_events(self) -> list[int]:
         """Numbers of events that were written once and are gone (the first of each gap); a whole log has none."""
@@ -291,6 +297,13 @@ class Store:
     def todos(self, session_id: str) -> list[Todo]:
         """The todo list in the order of its making."""
         return [listed.todo for listed in self._table(session_id, TODOS).items]
+
+    def todo_history(self, session_id: str, todo_id: str) -> list[dict[str, Any]]:
+        """Every change of mind about a todo, oldest first; none in a database of an older schema."""
+        with story(self.path):
+            there = "v_todo_history" in self.db.view_names()
+        sql = "SELECT * FROM v_todo_history WHERE session_id = ? AND todo = ? ORDER BY seq"
+        return self._rows(sql, session_id, todo_id) if there else []
 
     def open_comparison(self, session_id: str) -> ComparisonRow | None:
         """The experiment in progress, if any; there is never more than one."""
@@ -437,16 +450,7 @@ class Store:
 
     def clock_read(self, session_id: str, until: float | None = None) -> tuple[float, ev.ClockRead] | None:
         """The newest reading of the host's clock (until a time), and when it was made; None before the first."""
-        reads = None if self.kept is None else self.kept.clocks.get(session_id)
-        if reads is None:
-            rows = self._rows(
-                "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = 'clock-read' ORDER BY seq",
-                session_id,
-            )
-            stored = self._parsed(_event, rows)
-            reads = [(one.at, one.event) for one in stored if isinstance(one.event, ev.ClockRead)]
-            if self.kept is not None:
-                self.kept.clocks[session_id] = reads
+        reads = self._when(session_id, ev.ClockRead)
         return next((read for read in reversed(reads) if until is None or read[0] <= until), None)
 
     def spans(self, session_id: str) -> dict[str, tuple[float, float]]:
@@ -481,6 +485,21 @@ class Store:
             return [parse(row) for row in rows]
         except (ValueError, TypeError, KeyError) as error:
             raise damaged(self.path, f"a row cannot be read: {str(error).splitlines()[0]}") from error
+
+    def _of_kind(self, session_id: str, kind: type[Happened]) -> list[Happened]:
+        """The session's events of one kind, in order."""
+        return [event for _, event in self._when(session_id, kind)]
+
+    def _when(self, session_id: str, kind: type[Happened]) -> list[tuple[float, Happened]]:
+        """The session's events of one kind with their times, in order."""
+        name = kind.model_fields["kind"].default
+        kept = None if self.kept is None else self.kept.happened.get((session_id, name))
+        if kept is None:
+            sql = "SELECT seq, session_id, at, body FROM events WHERE session_id = ? AND kind = ? ORDER BY seq"
+            kept = self._parsed(_event, self._rows(sql, session_id, name))
+            if self.kept is not None:
+                self.kept.happened[session_id, name] = kept
+        return [(stored.at, stored.event) for stored in kept if isinstance(stored.event, kind)]
 
     def _table(self, session_id: str, table: Table[Row]) -> Rows[Row]:
         """A session's rows of a table; of those that were kept, only what was written since is read."""

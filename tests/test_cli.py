@@ -20,13 +20,16 @@ import pytest
 import typer.main
 
 import run_agent
+from state.models import SessionStatus
 from state.store import Store
-from tests.agent.sessions import finished
+from tests.agent.sessions import finished, moved
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(typer.main.get_group(run_agent.app).commands)
-READING = ("status", "sessions", "replay", "report", "stop")
-WITH_JSON = ("status", "sessions", "replay", "doctor", "selftest")
+TODO = sorted(f"todo {name}" for name in typer.main.get_group(run_agent.todo_app).commands)
+READING = ("status", "sessions", "replay", "report", "stop", "todo list", "todo show baseline")
+SAYING = ("todo drop e", "todo priority e 0.5", "todo add --change flag:--x=1", "approve e")
+WITH_JSON = ("status", "sessions", "replay", "doctor", "selftest", "todo list", "todo show")
 HEAVY = ("langgraph", "openai", "asyncssh")
 
 
@@ -105,10 +108,11 @@ def test_the_overview_names_every_command() -> None:
     assert all(f" {name} " in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *TODO])
 def test_every_command_and_every_option_has_a_help_text(name: str) -> None:
-    done = ratchet(name, "--help")
-    command = typer.main.get_group(run_agent.app).commands[name]
+    done = ratchet(*name.split(), "--help")
+    group, _, last = name.rpartition(" ")
+    command = typer.main.get_group(run_agent.todo_app if group else run_agent.app).commands[last]
     assert done.code == 0
     assert command.help and command.help.split(":")[0].split(",")[0] in done.stdout
     assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == []
@@ -137,6 +141,42 @@ def test_status_as_json_and_as_text(database: Path) -> None:
     assert done.code == 0
     assert found["headline"] in done.stdout
     assert all(todo["title"] in done.stdout for todo in found["todos"])
+
+
+def test_the_todo_list_as_json_and_as_text(database: Path) -> None:
+    found = told("todo", "list", "--db", database)
+    assert found["waiting"] == [] and {todo["status"] for todo in found["todos"]} == {"done", "blocked"}
+    done = ratchet("todo", "list", "--db", database)
+    assert all(todo["id"] in done.stdout for todo in found["todos"])
+    one = told("todo", "show", "threads-2", "--db", database)
+    assert [step["status"] for step in one["history"]] == ["pending", "in_progress", "done"]
+    shown = ratchet("todo", "show", "threads-2", "--db", database)
+    assert "pending → in progress" in shown.stdout and "threads-2" in shown.stdout
+
+
+@pytest.mark.parametrize("words", SAYING)
+def test_a_session_that_is_over_is_told_nothing(words: str, own: Path) -> None:
+    said = refused(ratchet(*words.split(), "--db", own), 2)
+    assert "is over" in said and "--continue-from" in said
+    assert not (own.parent / "inbox").exists()
+
+
+def test_a_word_for_a_session_that_stopped_waits_for_resume(tmp_path: Path) -> None:
+    with moved(tmp_path, SessionStatus.STOPPED, "a person asked"):
+        pass
+    database = tmp_path / "state.db"
+    done = ratchet("todo", "add", "--change", "flag:--threads=4", "--priority", "0.9", "--db", database)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith("is stopped: it is picked up by the next `resume`")
+    assert told("todo", "list", "--db", database)["waiting"] == ["add threads-4: --threads 4"]
+    assert "there is no todo nobody" in refused(ratchet("todo", "drop", "nobody", "--db", database), 2)
+    assert "todos here: threads-4" in refused(ratchet("approve", "nobody", "--db", database), 2)
+    assert "there is no todo nobody" in refused(ratchet("todo", "show", "nobody", "--db", database), 2)
+
+
+def test_what_an_earlier_session_knew_takes_a_real_start(tmp_path: Path) -> None:
+    words = ("start", ROOT / "tests" / "data" / "config" / "least.toml", "--dry-run", "--continue-from", "latest")
+    assert "--dry-run knows nothing of earlier sessions" in refused(ratchet(*words, cwd=tmp_path), 2)
 
 
 def test_sessions_as_json_and_as_text(database: Path) -> None:
@@ -231,7 +271,7 @@ def test_reading_loads_nothing_heavy(database: Path) -> None:
     program = f"""
 import sys, run_agent
 for name in {READING!r}:
-    sys.argv = ["ratchet", name, "--db", {str(database)!r}]
+    sys.argv = ["ratchet", *name.split(), "--db", {str(database)!r}]
     try:
         run_agent.main()
     except SystemExit as ended:
@@ -261,14 +301,14 @@ def test_a_wrong_session_file_is_named_with_its_lines(words: tuple[str, ...]) ->
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("name", [*READING, "resume", "restore"])
+@pytest.mark.parametrize("name", [*READING, *SAYING, "resume", "restore"])
 def test_no_database_is_a_configuration_mistake(name: str, tmp_path: Path) -> None:
-    assert "there is no session database yet" in refused(ratchet(name, cwd=tmp_path), 2)
+    assert "there is no session database yet" in refused(ratchet(*name.split(), cwd=tmp_path), 2)
 
 
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize("name", [*READING, *SAYING])
 def test_a_database_that_is_not_there_is_not_made(name: str, tmp_path: Path) -> None:
-    said = refused(ratchet(name, "--db", tmp_path / "none.db"), 2)
+    said = refused(ratchet(*name.split(), "--db", tmp_path / "none.db"), 2)
     assert f"there is no session database at {tmp_path / 'none.db'}" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -358,7 +398,7 @@ def test_a_database_that_is_not_ours_to_read_is_refused_and_left_as_it_is(
 ) -> None:
     spoil(own)
     before = own.read_bytes()
-    assert said in refused(ratchet(name, "--db", own), 3)
+    assert said in refused(ratchet(*name.split(), "--db", own), 3)
     assert own.read_bytes() == before
 
 

@@ -55,6 +55,12 @@ def allowing(level: Disruption) -> SessionConfig:
     return CONFIG.model_copy(update={"policy": CONFIG.policy.model_copy(update={"max_disruption": level})})
 
 
+def approving(*names: str) -> SessionConfig:
+    """Everything is allowed, and what changes the host by these names is approved beforehand."""
+    config = allowing(Disruption.HOST)
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"approved": names})})
+
+
 def log(folder: Path) -> list[str]:
     """What the world saw, a word a line."""
     path = folder / "world" / "world.log"
@@ -110,7 +116,7 @@ def test_patches_and_commands_are_kept_and_taken_back_like_flags(tmp_path: Path)
         trying("clocks", COMMAND),
         trying("bad", HotCall(name="bad", value="1", undo="0")),
     )
-    with sim_session(tmp_path, *experiments, scenario=WORLD, config=allowing(Disruption.HOST)) as run:
+    with sim_session(tmp_path, *experiments, scenario=WORLD, config=approving("clocks")) as run:
         assert asyncio.run(run.run()) == 0
         assert outcome(run.store, "patch") is Outcome.BETTER
         assert outcome(run.store, "clocks") is Outcome.BETTER

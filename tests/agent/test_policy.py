@@ -9,6 +9,7 @@ import pytest
 from agent.policy import (
     Costs,
     Spent,
+    admission,
     broken_constraints,
     close_out_s,
     comparison_s,
@@ -29,6 +30,7 @@ from state.models import (
     JudgeRule,
     LaunchSpec,
     Policy,
+    TodoStatus,
 )
 from tests.agent.judging import WORKLOAD
 
@@ -85,6 +87,34 @@ def test_what_the_session_file_forbids_is_named(
 ) -> None:
     found = forbidden(experiment, Policy.model_validate(policy))
     assert found is None if said is None else found is not None and said in found
+
+
+@pytest.mark.parametrize(
+    ("experiment", "policy", "status", "said"),
+    [
+        (idea(THREADS), {}, TodoStatus.PENDING, ""),
+        (idea(THREADS, id="t"), {"gate": ("restart",)}, TodoStatus.GATED, "restart to be approved"),
+        (idea(THREADS, id="t", tags=("x",)), {"gate": ("x", "t")}, TodoStatus.GATED, "t, x to be approved"),
+        (idea(THREADS, id="t"), {"gate": ("hot", "y")}, TodoStatus.PENDING, ""),
+        (idea(THREADS, id="t"), {"gate": ("restart",), "approved": ("t",)}, TodoStatus.PENDING, ""),
+        (idea(THREADS, disruption="host"), {}, TodoStatus.SKIPPED, "needs host"),
+        (idea(THREADS, disruption="host"), {"max_disruption": "host"}, TodoStatus.GATED, "it changes the host"),
+        (
+            idea(THREADS, disruption="host", tags=("x",)),
+            {"max_disruption": "host", "approved": ("x",)},
+            TodoStatus.PENDING,
+            "",
+        ),
+        (idea(THREADS, disruption="host", id="t"), {"approved": ("t",)}, TodoStatus.SKIPPED, "needs host"),
+        (idea(disruption="load"), {"gate": ("load",)}, TodoStatus.PENDING, ""),
+    ],
+)
+def test_an_experiment_goes_on_the_list_as_the_session_file_wants(
+    experiment: Experiment, policy: dict[str, Any], status: TodoStatus, said: str
+) -> None:
+    admitted = admission(experiment, Policy.model_validate(policy))
+    assert admitted.status is status
+    assert said in admitted.reason and bool(said) == bool(admitted.reason)
 
 
 def test_hard_constraints_are_checked_on_the_whole_spec() -> None:

@@ -41,6 +41,7 @@ BRISK = ("--threads", "2", "--parallel", "2", "--ctx-size", "1024", "--ubatch-si
 POLICY = """
 [policy]
 max_disruption = "host"
+approved = ["command"]
 """
 PATCH = """
 [[experiments]]
