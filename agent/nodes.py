@@ -27,6 +27,7 @@ from agent.judge import Comparison, Need, asks_answers, assess
 from agent.known import blamed
 from agent.planners.base import Planner, View
 from agent.policy import broken_constraints, forbidden, restarts
+from agent.spare_time import set_aside
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
@@ -155,6 +156,8 @@ class Nodes:
         noise = self._too_noisy()
         if noise is not None:
             return self._give_up(noise)
+        if self.hands.spare is not None:
+            self.hands.spare.heed()
         if self.counsel.due(idle=False):
             return {"next": "consult"}
         due = built_in.sentinel_due(self.store, self.session_id, self.config)
@@ -172,13 +175,13 @@ class Nodes:
         try:
             spec = await self._made_ready(self.store.spec(parent), experiment.changes)
         except PolicyRefused as refused:
-            self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
+            set_aside(self.hands, experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
         identity = self._identity(spec.fingerprint)
         obstacle = self._obstacle(experiment, spec.fingerprint, parent, identity)
         broken = broken_constraints(spec, self.config.policy)
         if obstacle is not None or broken:
-            self._set_aside(experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
+            set_aside(self.hands, experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
             return {"next": "choose"}
         decision = self.store.decide(
             self.session_id,
@@ -212,7 +215,7 @@ class Nodes:
             return {"next": "measure"}
         if wanted != row.parent and restores_first(self.hands, row):
             await restore(self.hands, row.parent)
-        busy = await self.hands.manners.make_way()
+        busy = await self.hands.waited("requests in flight were waited for", self.hands.manners.make_way())
         if busy is not None:
             return self._postponed(busy, need, comparison, position.trial)
         trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
@@ -243,7 +246,8 @@ class Nodes:
         # A run that a former agent began is itself what the server is busy with.
         noise = None
         if not self.hands.run_under_way:
-            noise = await self._wait_for_quiet(self._wait_first(comparison))
+            quiet = self._wait_for_quiet(self._wait_first(comparison))
+            noise = await self.hands.waited("a quiet host was waited for", quiet)
         if noise is not None:
             self.hands.void(need, comparison, trial, noise)
             return {"next": "judge"}
@@ -408,16 +412,6 @@ class Nodes:
         if won >= built_in.SENTINEL_WINS:
             return f"too noisy to judge: the last {won} A/A sentinels showed gains of an unchanged server"
         return too_noisy(self.store, self.session_id)
-
-    def _set_aside(self, experiment: Experiment, kind: DecisionKind, status: TodoStatus, reason: str) -> None:
-        """Decide against an experiment without having touched the server for it."""
-        decision = self.store.decide(
-            self.session_id, kind=kind, subject=experiment.id, what=experiment.title, reason=reason
-        )
-        self.hands.write(
-            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=reason),
-            ev.DecisionMade(decision=decision),
-        )
 
     def _heal(self, reason: str) -> LoopState:
         """Known-good died or hangs although nothing of ours was to replace it."""

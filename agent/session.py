@@ -23,6 +23,7 @@ from agent.nodes import Nodes
 from agent.planners.base import Endpoint, Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
+from agent.spare_time import SpareTime
 from agent.tenure import Tenure
 from state import events as ev
 from state.errors import (
@@ -165,7 +166,9 @@ class Runner:
         self.fault = fault
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
-        self.nodes = Nodes(self.hands, planner, Counsel(self.hands, endpoint))
+        counsel = Counsel(self.hands, endpoint)
+        self.hands.spare = SpareTime(self.hands, counsel)
+        self.nodes = Nodes(self.hands, planner, counsel)
         self.tenure = Tenure(self.hands)
 
     async def run(self) -> int:

@@ -9,6 +9,7 @@ from state.conditions import machine
 from state.exchanges import Exchange
 from state.models import Measurement, Trial
 from state.store import Store
+from state.waits import Wait, waits
 
 
 def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
@@ -19,6 +20,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
     measurements = {taken.id: taken for taken in store.measurements(session_id)}
     trials = {trial.id: trial for trial in store.trials(session_id)}
     exchanges = {exchange.id: exchange for exchange in store.exchanges(session_id)}
+    loading = {name: wait for wait in waits(store, session_id) for name in wait.exchanges}
     log = []
     for row in store.decisions(session_id):
         says = []
@@ -28,7 +30,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
             elif name in trials:
                 says.append({"id": name, "says": trial_line(trials[name])})
             elif name in exchanges:
-                says.append({"id": name, "says": exchange_line(exchanges[name])})
+                says.append({"id": name, "says": exchange_line(exchanges[name]) + _while(loading.get(name))})
         entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
         log.append({**entry, "at": iso(row["at"]), "evidence": says})
     return log
@@ -71,6 +73,11 @@ def exchange_line(exchange: Exchange) -> str:
     if reply.silence is not None:
         return f"{head}: {reply.silence} after {reply.seconds:.1f} s ({reply.detail})"
     return f"{head}: answered after {reply.seconds:.1f} s, {reply.tokens} tokens, ended by {reply.finish or 'nothing'}"
+
+
+def _while(wait: Wait | None) -> str:
+    """Which launch was waited for meanwhile, and how much of that wait was used."""
+    return "" if wait is None else f"; while {wait.trial_id} loaded ({wait.used_s:.0f} of {wait.seconds:.0f} s used)"
 
 
 def iso(at: float) -> str:
