@@ -34,7 +34,6 @@ from tools.servers.base import names_secret
 from tools.servers.checks import expected
 from tools.target import Target, TargetFacts
 
-
 WAITS = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
 
 
@@ -59,9 +58,7 @@ def briefing(store: Store, session_id: str, config: SessionConfig, facts: Target
         policy=config.policy,
         levels=_levels(store, session_id, spec.fingerprint),
         tried=tuple(_tried(todo, verdicts.get(todo.id)) for todo in todos if _was_tried(todo)),
-        waiting=tuple(
-            f"{t.id}: {_changes(t)}" for t in todos if t.status in WAITS and t.experiment.changes
-        ),
+        waiting=tuple(f"{t.id}: {_changes(t)}" for t in todos if t.status in WAITS and t.experiment.changes),
         findings=tuple(finding.statement for finding in store.findings(session_id)),
         left=_left(store, session_id, config),
         look_ups=_look_ups(config),
@@ -77,8 +74,7 @@ def hints(told: Briefing, todos: list[Todo]) -> dict[str, Hint]:
             tried.setdefault(change.name, []).append(change.value)
     found = {name: known_values(told.engine, name, told.facts.cores) for name in names(told)}
     return {
-        name: Hint(values=values, span=span, tried=tuple(tried.get(name, ())))
-        for name, (values, span) in found.items()
+        name: Hint(values=values, span=span, tried=tuple(tried.get(name, ()))) for name, (values, span) in found.items()
     }
 
 

@@ -102,7 +102,6 @@ class Counsel:
         section, hands = self.hands.config.planner.model, self.hands
         assert section is not None and self.endpoint is not None, "only what is due is taken"
         self.facts = facts
-        self._close_lost(section, number)
         told = briefing(hands.store, hands.session_id, hands.config, facts)
         talk = self._talk(table(told), facts, number)
         spent_s = sum(e.reply.seconds for e in self._exchanges(number) if e.reply is not None)
@@ -114,6 +113,13 @@ class Counsel:
             if stands.next is None or obstacle is not None or over():
                 return stands, obstacle
             obstacle = await self._turn(held, stands.next, over)
+
+    def lost(self) -> list[ev.Event]:
+        """The end of each request whose answer nobody waited for: what it cost is not known, so it is paid in full."""
+        section = self.hands.config.planner.model
+        open_ = [one.ask for one in self.hands.store.exchanges(self.hands.session_id) if one.reply is None]
+        reply = Reply(silence=Silence.LOST, detail="the agent ended before the answer came")
+        return [] if section is None else [_closed(section, ask, reply) for ask in open_]
 
     # --- when ----------------------------------------------------------------------------------------------
 
@@ -230,15 +236,8 @@ class Counsel:
         found = self.hands.store.exchanges(self.hands.session_id)
         return [one for one, later in itertools.pairwise(found) if one.ask.round == later.ask.round]
 
-    def _close_lost(self, section: ModelSection, number: int) -> None:
-        """A request whose answer nobody waited for: what it cost is not known, and it is not sent again as it was."""
-        for exchange in self._exchanges(number):
-            if exchange.reply is None:
-                lost = Reply(silence=Silence.LOST, detail="the agent ended before the answer came")
-                self._close(section, exchange.ask, lost)
-
     def _close(self, section: ModelSection, ask: Ask, reply: Reply) -> None:
-        self.hands.write(ev.ExchangeClosed(exchange_id=ask.id, reply=charged(section, ask, reply)))
+        self.hands.write(_closed(section, ask, reply))
 
     def _conclude(self, stands: Standing, number: int, obstacle: str | None) -> None:
         """The decision that ends the conversation, with the experiments that go on the list by it."""
@@ -256,3 +255,7 @@ class Counsel:
         )
         added = [ev.TodoAdded(experiment=experiment) for experiment in stands.accepted]
         self.hands.write(*added, ev.DecisionMade(decision=decision))
+
+
+def _closed(section: ModelSection, ask: Ask, reply: Reply) -> ev.ExchangeClosed:
+    return ev.ExchangeClosed(exchange_id=ask.id, reply=charged(section, ask, reply))

@@ -1,7 +1,7 @@
 """Answers a language model's look-ups from the session, and from the host where that reads only; it decides nothing.
 
-Nothing is looked up while a measurement runs, nor more than the session file allows. What the model wrote is compared with
-what is known, or handed on as one literal word: it chooses no command, no path and no host.
+Nothing is looked up while a measurement runs, nor more than the session file allows. What the model wrote is compared
+with what is known, or handed on as one literal word: it chooses no command, no path and no host.
 """
 
 from __future__ import annotations

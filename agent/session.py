@@ -244,7 +244,7 @@ class Runner:
         row = self.store.session(self.session_id)
         happened: list[ev.Event] = [ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner"))]
         if row.attached:
-            happened += self._interruption(row.status)
+            happened += [*self.nodes.counsel.lost(), *self._interruption(row.status)]
         self.hands.write(*happened)
         self._stop_file().unlink(missing_ok=True)
         return row.attached > 0

@@ -1,7 +1,7 @@
 """What is done while a server is waited for: the conversation that is due, and flag checks; it changes no server.
 
-Never in a measured window: a wait is over before a measurement begins, and a request that is still under way then is waited
-for, or given up, first. The list itself changes only at the next choice, so that nothing moves under a comparison.
+Never in a measured window: a wait is over before a measurement begins, and a request that is still under way then is
+waited for, or given up, first. The list changes only at the next choice, so that nothing moves under a comparison.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class SpareTime:
         """Until both are over and the use of the wait is noted; a defect of the work shows at once."""
         before, used_from = self._asked(), self.hands.store.clock()
         known = set(self.refused)
-        await asyncio.wait({awaited, work}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {awaited, work}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         used_s = self.hands.store.clock() - used_from
         if work.done():
             work.result()

@@ -253,7 +253,9 @@ class SimulatedTarget:
 
     async def await_ready(self, key: str) -> Ready | Failure:
         """At once: simulated servers load in no time, or as long as a file `hold` is in the world's folder."""
-        while (self.path / HOLD).exists():
+        while True:
+            if not (self.path / HOLD).exists():
+                break
             await asyncio.sleep(LOOK_S)
         world = self._load()
         server = world["server"]

@@ -1,4 +1,4 @@
-"""A literal text searched for in source files on the host, as POSIX sh around `grep`; it must not reach beyond the roots.
+"""A literal text searched for in source files on the host, as POSIX sh around `grep`; it must not leave the roots.
 
 The text and the pattern of names are quoted words, never options or paths. Links are not followed, hidden files and our
 own folder are left out, and lines, bytes, time and processor priority are bounded.

@@ -20,6 +20,7 @@ UNKNOWN = 4.0
 FRACTIONS = ("0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "0.95")
 TEXT = {"type": "string", "pattern": "^[A-Za-z0-9_.,:=+/-]{1,60}$"}
 SWITCH: Mapping[str, Any] = {"type": "null"}
+Kind = Literal["flag", "env"]
 
 
 class Hint(Frozen):
@@ -33,7 +34,7 @@ class Hint(Frozen):
 class Dial(Frozen):
     """One flag or variable with the JSON schema of what it may be set to; without one, any short text."""
 
-    kind: Literal["flag", "env"] = "flag"
+    kind: Kind = "flag"
     name: str
     action: Literal["set", "remove"] = "set"
     value: Mapping[str, Any] | None = Field(default=None)
@@ -75,7 +76,7 @@ def _variable(name: str, spec: LaunchSpec, hint: Hint) -> Dial | None:
     return _listed("env", name, hint.values, (*current, *hint.tried))
 
 
-def _listed(kind: Literal["flag", "env"], name: str, values: Sequence[str], past: Collection[str | None]) -> Dial | None:
+def _listed(kind: Kind, name: str, values: Sequence[str], past: Collection[str | None]) -> Dial | None:
     """One of several words; None when all of them are set or were tried already."""
     left = [value for value in dict.fromkeys(values) if value not in past]
     return Dial(kind=kind, name=name, value={"type": "string", "enum": left}) if left else None

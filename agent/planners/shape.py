@@ -1,8 +1,8 @@
 """The JSON schemas of a language model's answer, exact and general; pure, and they promise nothing: the screen judges.
 
 Only words that OpenAI's strict mode and llama.cpp's grammars both understand are used: `anyOf` of closed objects that
-differ in their first property, `const`, `enum`, `pattern`, bounds of integers and of lengths of lists. A text is bounded by
-its pattern, and a fraction by a list, since neither takes a bound of its own everywhere.
+differ in their first property, `const`, `enum`, `pattern`, bounds of integers and of lengths of lists. A text is
+bounded by its pattern, and a fraction by a list, since neither takes a bound of its own everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Schema = Mapping[str, Any]
 
 
 def exact(dials: Sequence[Dial], look_ups: Sequence[Schema], least: int) -> Schema:
-    """An answer that can hardly name what is not there: `least` experiments or more, with values that could be right."""
+    """An answer that can hardly name what is not there: `least` experiments or more, values that could be right."""
     branches = [*_own(dials), *_shared(dials)]
     if not branches:
         return general(())

@@ -112,9 +112,7 @@ class _State:
         self.faults: list[Fault] = []
 
     def standing(self) -> Standing:
-        following = Next(
-            messages=tuple(self.messages), form=self.form, wait_s=self.wait_s, look_ups=self.look_ups
-        )
+        following = Next(messages=tuple(self.messages), form=self.form, wait_s=self.wait_s, look_ups=self.look_ups)
         return Standing(
             accepted=tuple(self.accepted),
             refused=tuple(self.refused),

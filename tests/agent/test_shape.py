@@ -1,4 +1,4 @@
-"""The schema of an answer: what fits it names real flags with values that could be right, in words any endpoint takes."""
+"""The schema of an answer: what fits it names real flags with values that could be right, in words that all take."""
 
 from __future__ import annotations
 
@@ -70,7 +70,17 @@ ALLOWED = r"which would (not )?be set|already runs like this|is for models that|
 
 def test_only_words_are_used_that_endpoints_agree_on() -> None:
     used = set(re.findall(r'"([a-zA-Z]+)": (?=[\[{"0-9tf])', json.dumps(schema())))
-    known = {"type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "anyOf", "const"}
+    known = {
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minItems",
+        "maxItems",
+        "anyOf",
+        "const",
+    }
     fields = {"name", "kind", "action", "value", "title", "hypothesis", "changes", "risk", "reason", "experiments"}
     fields |= {"expected_gain", "look_ups", "of", "files"}
     assert used - fields == known | {"enum", "pattern", "minimum", "maximum"}
@@ -100,7 +110,10 @@ def test_bounds_come_from_the_help_the_catalogue_and_what_runs() -> None:
 
 
 def test_what_was_tried_alone_is_not_offered_again() -> None:
-    todos = [Todo(experiment=flag("--flash-attn", "on"), priority=0.5), Todo(experiment=flag("--poll", "0"), priority=1)]
+    todos = [
+        Todo(experiment=flag("--flash-attn", "on"), priority=0.5),
+        Todo(experiment=flag("--poll", "0"), priority=1),
+    ]
     values = {b["name"].get("const"): b["value"] for b in branches(schema(*todos))}
     before = {b["name"].get("const"): b["value"] for b in branches(schema())}
     assert set(before["--flash-attn"]["enum"]) - set(values["--flash-attn"]["enum"]) == {"on"}
