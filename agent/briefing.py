@@ -51,7 +51,7 @@ def briefing(store: Store, session_id: str, config: SessionConfig, facts: Target
         traits=(*((str(model["model_type"]),) if "model_type" in model else ()), *sorted(traits(model))),
         facts=facts,
         spec=spec,
-        first=frozenset(known_names(engine)),
+        first=frozenset(known_names(engine, facts.gpus)),
         variables=variables,
         closed=_closed(engine, spec, config, facts, variables),
         workload=config.workload,
@@ -132,7 +132,11 @@ def _parent(store: Store, session_id: str) -> LaunchSpec:
 
 def _variables(engine: str, spec: LaunchSpec, config: SessionConfig, facts: TargetFacts) -> tuple[str, ...]:
     """The engine's own variables that are set or that its catalogue knows."""
-    names = [name for name in (*spec.env, *known_names(engine)) if not name.startswith("-") and not names_secret(name)]
+    names = [
+        name
+        for name in (*spec.env, *known_names(engine, facts.gpus))
+        if not name.startswith("-") and not names_secret(name)
+    ]
     own = [name for name in dict.fromkeys(names) if facts.env_prefixes and f"{name}=".startswith(facts.env_prefixes)]
     return tuple(name for name in own if name not in config.policy.keep_env)
 

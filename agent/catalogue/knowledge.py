@@ -40,9 +40,10 @@ def knowledge(
     )
 
 
-def known_names(engine: str) -> tuple[str, ...]:
-    """Flags and variables that the engine's catalogue knows."""
-    return tuple(dict.fromkeys(one.flag or one.env or "" for entry in _entries(engine) for one in entry.changes))
+def known_names(engine: str, gpus: int) -> tuple[str, ...]:
+    """Flags and variables that the engine's catalogue knows, for a host with so many GPUs."""
+    entries = [entry for entry in _entries(engine) if gpus or not {"gpus", "sm"} & entry.when.at_least.keys()]
+    return tuple(dict.fromkeys(one.flag or one.env or "" for entry in entries for one in entry.changes))
 
 
 def known_values(engine: str, name: str, cores: int) -> tuple[tuple[str, ...], tuple[float, float] | None]:

@@ -27,12 +27,13 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 PROGRAM = [sys.executable, "-m", "tools.demo.llama_server"]
 PLANNER = """
 skip = {skip}
+refine = false
 kind = "model"
 
 [planner.model]
 base_url = "{url}"
 model = "smollm2"
-temperature = 1.0
+temperature = 1.2
 deadline_s = 280
 answer_tokens = 700
 max_calls = 14
