@@ -25,7 +25,7 @@ from tests.tools.test_demo_llama_server import Running
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 PROGRAM = [sys.executable, "-m", "tools.demo.llama_server"]
-PLANNER = """
+PLANNER = """[planner]
 skip = {skip}
 refine = false
 kind = "model"
@@ -66,8 +66,7 @@ def night(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterato
             session = host.write_session(max_blocks=2, concurrency=2, requests=2)
             skip = json.dumps([one.id for entry in book("llamacpp").experiments for one in entry.each()] + ["numerics"])
             planner = PLANNER.format(skip=skip, url=f"{endpoint.address}/v1")
-            text = session.read_text().replace('\nonly = ["nothing-of-the-catalogue"]', planner)
-            session.write_text(text)
+            session.write_text(session.read_text().partition("[planner]")[0] + planner)
             database = ("--db", str(host.database))
             agent = host.agent("start", str(session), *database)
             code = agent.wait(900)
