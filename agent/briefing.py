@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from agent.catalogue.knowledge import PlainChange, known_names
+from agent.catalogue.knowledge import PlainChange, knowledge, known_names, known_values
 from agent.catalogue.model import traits
 from agent.config import SessionConfig
 from agent.evidence import costs, spent
+from agent.planners.catalogue import NUMERICS
+from agent.planners.dials import Hint
 from agent.planners.look_ups import Shelf
 from agent.planners.screen import OWN, Bounds
-from agent.planners.table import Briefing, Tried
+from agent.planners.table import Briefing, Tried, names
 from agent.policy import left_s
 from state.errors import RatchetError
 from state.models import (
     Change,
+    EnvChange,
+    FlagChange,
     LaunchSpec,
     Measurement,
     MeasurementStatus,
@@ -30,6 +34,8 @@ from tools.servers.base import names_secret
 from tools.servers.checks import expected
 from tools.target import Target, TargetFacts
 
+WAITS = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
+
 
 def briefing(store: Store, session_id: str, config: SessionConfig, facts: TargetFacts) -> Briefing:
     """What the model is told before its first answer."""
@@ -37,6 +43,7 @@ def briefing(store: Store, session_id: str, config: SessionConfig, facts: Target
     spec, engine = _parent(store, session_id), row.adoption.spec.engine
     verdicts = store.verdicts(session_id)
     model = facts.model or {}
+    variables = _variables(engine, spec, config, facts)
     return Briefing(
         engine=engine,
         version=facts.engine_version,
@@ -44,18 +51,31 @@ def briefing(store: Store, session_id: str, config: SessionConfig, facts: Target
         traits=(*((str(model["model_type"]),) if "model_type" in model else ()), *sorted(traits(model))),
         facts=facts,
         spec=spec,
-        first=frozenset(known_names(engine)),
-        variables=_variables(engine, spec, config, facts),
+        first=frozenset(known_names(engine, facts.gpus)),
+        variables=variables,
+        closed=_closed(engine, spec, config, facts, variables),
         workload=config.workload,
         policy=config.policy,
         levels=_levels(store, session_id, spec.fingerprint),
         tried=tuple(_tried(todo, verdicts.get(todo.id)) for todo in todos if _was_tried(todo)),
-        waiting=tuple(
-            f"{t.id}: {_changes(t)}" for t in todos if t.status is TodoStatus.PENDING and t.experiment.changes
-        ),
+        waiting=tuple(f"{t.id}: {_changes(t)}" for t in todos if t.status in WAITS and t.experiment.changes),
         findings=tuple(finding.statement for finding in store.findings(session_id)),
         left=_left(store, session_id, config),
+        look_ups=_look_ups(config),
     )
+
+
+def hints(told: Briefing, todos: list[Todo]) -> dict[str, Hint]:
+    """What the engine's catalogue thinks sensible for what may be changed, and what is on the list of it alone."""
+    tried: dict[str, list[str | None]] = {}
+    for todo in todos:
+        (change,) = todo.experiment.changes if len(todo.experiment.changes) == 1 else (None,)
+        if isinstance(change, FlagChange | EnvChange):
+            tried.setdefault(change.name, []).append(change.value)
+    found = {name: known_values(told.engine, name, told.facts.cores) for name in names(told)}
+    return {
+        name: Hint(values=values, span=span, tried=tuple(tried.get(name, ()))) for name, (values, span) in found.items()
+    }
 
 
 def proposals_made(todos: list[Todo]) -> int:
@@ -112,9 +132,32 @@ def _parent(store: Store, session_id: str) -> LaunchSpec:
 
 def _variables(engine: str, spec: LaunchSpec, config: SessionConfig, facts: TargetFacts) -> tuple[str, ...]:
     """The engine's own variables that are set or that its catalogue knows."""
-    names = [name for name in (*spec.env, *known_names(engine)) if not name.startswith("-") and not names_secret(name)]
+    names = [
+        name
+        for name in (*spec.env, *known_names(engine, facts.gpus))
+        if not name.startswith("-") and not names_secret(name)
+    ]
     own = [name for name in dict.fromkeys(names) if facts.env_prefixes and f"{name}=".startswith(facts.env_prefixes)]
     return tuple(name for name in own if name not in config.policy.keep_env)
+
+
+def _closed(
+    engine: str, spec: LaunchSpec, config: SessionConfig, facts: TargetFacts, variables: tuple[str, ...]
+) -> frozenset[str]:
+    """Flags and variables of which the session file tries nothing, by the topics that the catalogue gives them."""
+    only, out = set(config.planner.only), {*config.planner.skip, *config.policy.drop}
+    if not only and not out:
+        return frozenset()
+    known = None if facts.model is None else traits(facts.model)
+    changes: list[PlainChange] = [FlagChange(name=flag.name) for flag in facts.knobs]
+    changes += [EnvChange(name=name, value="") for name in variables]
+    closed = set()
+    for change in changes:
+        told = knowledge(engine, (change,), spec, known)
+        topics = {*told.tags, *((NUMERICS,) if told.numerics else ())}
+        if topics & out or (only and not topics & only):
+            closed.add(change.name)
+    return frozenset(closed)
 
 
 def _was_tried(todo: Todo) -> bool:
@@ -161,6 +204,14 @@ def _telemetry(seen: Telemetry | None) -> str:
     if seen.gpu:
         told.append(f"GPU {seen.gpu}")
     return f"; {', '.join(told)}" if told else ""
+
+
+def _look_ups(config: SessionConfig) -> tuple[str, ...]:
+    section = config.planner.model
+    if section is None or not section.look_ups:
+        return ()
+    source = f"lines of source files, in {len(section.source_roots)} folders" if section.source_roots else ""
+    return tuple(filter(None, ("help texts, ends of logs, readings", source)))
 
 
 def _left(store: Store, session_id: str, config: SessionConfig) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ It reads a key where one is named, and must not ask anybody anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -29,6 +29,14 @@ def _endpoint(value: str) -> str:
     if not usable or parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(advice)
     return value.rstrip("/")
+
+
+def _folder(value: str) -> str:
+    """A folder whose name says where it lies; the whole machine is no source."""
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or not value.isprintable():
+        raise ValueError(f'expected the absolute path of a folder on the host, without "..", got "{value}"')
+    return str(path)
 
 
 class ModelSection(Frozen):
@@ -61,8 +69,22 @@ class ModelSection(Frozen):
     max_proposals: int = Field(
         default=12, ge=1, description="the most experiments that the model may put on the list in one session"
     )
+    min_per_answer: int = Field(
+        default=0,
+        ge=0,
+        le=3,
+        description="the least experiments of one answer, where the endpoint keeps to a schema; for a small model that "
+        "would rather say nothing",
+    )
     look_ups: bool = Field(
-        default=True, description="whether it may ask for ends of logs, help texts and readings of this session"
+        default=True,
+        description="whether it may ask for ends of logs, help texts, readings of this session and lines of source",
+    )
+    max_look_ups: int = Field(default=24, ge=0, description="the most texts that it may look up in one session")
+    source_roots: tuple[Annotated[str, AfterValidator(_folder)], ...] = Field(
+        default=(),
+        max_length=8,
+        description="folders on the host, such as that of the engine's source, in whose files it may search for a text",
     )
 
 

@@ -6,12 +6,12 @@ Revert, restore, relaunch and resume all go through `bring_up`: there is no seco
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agent.beside_parent import doubts, otherwise
 from agent.config import SessionConfig
-from agent.evidence import spoilt
+from agent.evidence import RESTORE, spoilt
 from agent.hours import Hours
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.known import ABANDONED, told
@@ -39,6 +39,10 @@ from state.tables import PROCESS, STATUS
 from tools.diagnose import complaint
 from tools.target import Ready, RunRequest, RunResult, RunState, Serving, Target
 
+if TYPE_CHECKING:
+    from agent.spare_time import SpareTime
+
+Awaited = TypeVar("Awaited")
 POLL_S = 0.5
 
 
@@ -81,6 +85,7 @@ class Hands:
         self.plain: set[str] = set()
         self.manners = Manners(self)
         self.hours = Hours(self)
+        self.spare: SpareTime | None = None
 
     def write(self, *happened: ev.Event) -> None:
         """Append events and tell whoever watches."""
@@ -106,6 +111,10 @@ class Hands:
         fingerprint = self.store.role(self.session_id, role)
         assert fingerprint is not None, f"role {role} is set when a session opens"
         return fingerprint
+
+    async def waited(self, what: str, waiting: Awaitable[Awaited]) -> Awaited:
+        """Wait for something on the host, `what` in words; whoever can use the time does."""
+        return await (waiting if self.spare is None else self.spare.beside(what, waiting))
 
     async def guard(self) -> None:
         """See that the host's watcher would restore what is known-good now."""
@@ -159,22 +168,11 @@ class Hands:
     async def _launched(self, trial: Trial, spec: LaunchSpec) -> Trial:
         """Launch, wait until it generates or fails, and bring what is live of the spec into effect."""
         self.progress.phase(f"launching {trial.id} for {trial.experiment_id}")
-        key = self.key(trial.id)
-
-        async def act() -> dict[str, str]:
-            told = await self.target.launch(key, spec, lambda: self.journal.fault(f"{trial.id}/launch:stopped"))
-            return {"launch": key, "told": told}
-
-        async def observe() -> dict[str, str] | None:
-            return {"launch": key} if await self.target.launched(key) else None
-
-        done = await self.journal.once(
-            f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe
-        )
-        self.hours.serves(trial.fingerprint)
-        ready = await self.hours.in_time(self.target.await_ready(key))
+        up = self._up(trial, spec)
+        # What must serve is waited for alone: nothing beside it may go wrong.
+        done, ready = await (up if trial.experiment_id == RESTORE else self.waited(f"{trial.id} was loading", up))
         if isinstance(ready, Ready) and self._anything_live(spec):
-            ready = await self.target.adjust(key, spec) or ready
+            ready = await self.target.adjust(self.key(trial.id), spec) or ready
         self.journal.fault(f"{trial.id}:ready")
         down_s = self._since(self.store.opened_at("trials", trial.id))
         if isinstance(ready, Failure):
@@ -188,6 +186,23 @@ class Hands:
         )
         self.write(ev.TrialClosed(trial=closed), *notes)
         return closed
+
+    async def _up(self, trial: Trial, spec: LaunchSpec) -> tuple[dict[str, Any], Ready | Failure]:
+        """The launch as an effect, with what was told of it, and what became of the server."""
+        key = self.key(trial.id)
+
+        async def act() -> dict[str, str]:
+            told = await self.target.launch(key, spec, lambda: self.journal.fault(f"{trial.id}/launch:stopped"))
+            return {"launch": key, "told": told}
+
+        async def observe() -> dict[str, str] | None:
+            return {"launch": key} if await self.target.launched(key) else None
+
+        done = await self.journal.once(
+            f"{trial.id}/launch", {"fingerprint": trial.fingerprint, "key": key}, act, observe
+        )
+        self.hours.serves(trial.fingerprint)
+        return done, await self.hours.in_time(self.target.await_ready(key))
 
     async def _adjusted(self, trial: Trial, spec: LaunchSpec) -> Trial:
         """Bring the process that serves into the live state of the spec."""

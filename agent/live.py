@@ -281,7 +281,10 @@ def decision_table(log: list[dict[str, Any]]) -> Table:
         table.add_column(name, overflow="fold")
     for entry in log:
         style = COLOURS.get(DecisionKind(entry["kind"]), "")
-        evidence = ", ".join(item["id"] for item in entry["evidence"])
+        names = (item["id"] for item in entry["evidence"])
+        lines = (f"{item['id']}: {item['says']}" for item in entry["evidence"])
+        # What was said to a language model is told nowhere else on this page.
+        evidence = Text("\n".join(lines) if entry["kind"] == DecisionKind.CONSULT else ", ".join(names))
         # As Text, because a quoted log line may hold what rich would take for markup.
         what, reason = Text(entry["what"]), Text(entry["reason"])
         table.add_row(entry["id"], entry["at"][11:19], entry["kind"], what, reason, evidence, style=style)

@@ -34,6 +34,7 @@ from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
 from agent.policy import broken_constraints, forbidden, over, restarts
 from agent.refine import all_at_once, refinements
+from agent.spare_time import set_aside
 from agent.spoken import listen
 from agent.todo_list import never_approved, on_the_list
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
@@ -188,6 +189,8 @@ class Nodes:
         noise = self._too_noisy()
         if noise is not None:
             return self._give_up(noise)
+        if self.hands.spare is not None:
+            self.hands.spare.heed()
         if self.counsel.due(idle=False):
             return {"next": "consult"}
         if await self.hands.hours.ahead():
@@ -213,14 +216,14 @@ class Nodes:
         try:
             spec = await self._made_ready(self.store.spec(parent), experiment.changes)
         except PolicyRefused as refused:
-            self._set_aside(experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
+            set_aside(self.hands, experiment, DecisionKind.BLOCK, TodoStatus.BLOCKED, refused.what)
             return {"next": "choose"}
         row = self.store.session(self.session_id)
         made = identity(spec.fingerprint, row.workload_revision, row.adoption)
         obstacle = self._obstacle(experiment, spec.fingerprint, parent, made)
         broken = broken_constraints(spec, self.config.policy)
         if obstacle is not None or broken:
-            self._set_aside(experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
+            set_aside(self.hands, experiment, DecisionKind.SKIP, TodoStatus.SKIPPED, obstacle or "; ".join(broken))
             return {"next": "choose"}
         decision = self.store.decide(
             self.session_id,
@@ -255,7 +258,7 @@ class Nodes:
             return {"next": "measure"}
         if wanted != row.parent and restores_first(self.hands, row):
             await restore(self.hands, row.parent)
-        busy = await self.hands.manners.make_way()
+        busy = await self.hands.waited("requests in flight were waited for", self.hands.manners.make_way())
         if busy is not None:
             return self._postponed(busy, need, comparison, position.trial)
         trial = await self.hands.bring_up(wanted, row.experiment.id, self._relaunches(row.experiment))
@@ -288,7 +291,8 @@ class Nodes:
         # A run that a former agent began is itself what the server is busy with.
         noise = None
         if not self.hands.run_under_way:
-            noise = await self._wait_for_quiet(self._wait_first(comparison))
+            quiet = self._wait_for_quiet(self._wait_first(comparison))
+            noise = await self.hands.waited("a quiet host was waited for", quiet)
         if noise is not None:
             self.hands.void(need, comparison, trial, noise)
             return {"next": "judge"}
@@ -463,16 +467,6 @@ class Nodes:
         if won >= built_in.SENTINEL_WINS:
             return f"too noisy to judge: the last {won} A/A sentinels showed gains of an unchanged server"
         return too_noisy(self.store, self.session_id)
-
-    def _set_aside(self, experiment: Experiment, kind: DecisionKind, status: TodoStatus, reason: str) -> None:
-        """Decide against an experiment without having touched the server for it."""
-        decision = self.store.decide(
-            self.session_id, kind=kind, subject=experiment.id, what=experiment.title, reason=reason
-        )
-        self.hands.write(
-            ev.TodoChanged(experiment_id=experiment.id, status=status, reason=reason, by=Who.AGENT),
-            ev.DecisionMade(decision=decision),
-        )
 
     def _heal(self, reason: str) -> LoopState:
         """Known-good died or hangs although nothing of ours was to replace it."""

@@ -100,7 +100,9 @@ def objection(
     return next((reason for reason in reasons if reason), None)
 
 
-def decided(store: Store, session_id: str, new: Sequence[Experiment], refined: Sequence[Experiment]) -> list[ev.Event]:
+def decided(
+    store: Store, session_id: str, policy: Policy, new: Sequence[Experiment], refined: Sequence[Experiment]
+) -> list[ev.Event]:
     """What is added to the list, and the decision that says why; also when nothing is."""
     nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]

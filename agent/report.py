@@ -15,6 +15,7 @@ from agent.todo_list import gated
 from state.models import DecisionKind, LaunchSpec, Outcome, Role, SessionStatus, Todo, TodoStatus, Verdict
 from state.replay import iso
 from state.store import SessionRow, Store
+from state.waits import WAITING, waits
 
 
 def markdown(store: Store, session_id: str) -> str:
@@ -228,6 +229,10 @@ def _language_model(store: Store, row: SessionRow) -> Iterator[str]:
         f"cost {took.cost:.4g}; {len(own)} of its experiments went on the list"
     )
     yield f"- {calibration(_guesses(own, store.verdicts(row.id)))}"
+    launches = waits(store, row.id)
+    waited_s, used_s = sum(wait.seconds for wait in launches), sum(wait.used_s for wait in launches)
+    yield f"- {used_s:.0f} of {waited_s:.0f} s in which launches loaded were used to ask it"
+    yield from (f"- {text}" for text in store.notes(row.id, WAITING))
     yield ""
 
 

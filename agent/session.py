@@ -24,6 +24,7 @@ from agent.nodes import Nodes
 from agent.planners.base import Endpoint, Planner
 from agent.policy import broken_constraints
 from agent.progress import Progress
+from agent.spare_time import SpareTime
 from agent.tenure import Tenure
 from state import events as ev
 from state.errors import (
@@ -173,7 +174,9 @@ class Runner:
         self.fault = fault
         journal = Journal(store, session_id, fault)
         self.hands = Hands(store, session_id, target, config, journal, progress, self.stop, self._asked_by_file)
-        self.nodes = Nodes(self.hands, planner, Counsel(self.hands, endpoint))
+        counsel = Counsel(self.hands, endpoint)
+        self.hands.spare = SpareTime(self.hands, counsel)
+        self.nodes = Nodes(self.hands, planner, counsel)
         self.tenure = Tenure(self.hands)
 
     async def run(self) -> int:
@@ -256,7 +259,7 @@ class Runner:
         row = self.store.session(self.session_id)
         happened: list[ev.Event] = [ev.AgentAttached(pid=os.getpid(), version=version("ratchet-tuner"))]
         if row.attached:
-            happened += self._interruption(row.status)
+            happened += [*self.nodes.counsel.lost(), *self._interruption(row.status)]
         self.hands.write(*happened)
         self._stop_file().unlink(missing_ok=True)
         return row.attached > 0

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from state.models import Frozen
 
-Form = Literal["schema", "object", "plain"]
-"""How the endpoint is asked to shape its answer: by a JSON schema, as any JSON object, or not at all."""
+Form = Literal["exact", "schema", "object", "plain"]
+"""How the endpoint is asked to shape its answer: by a JSON schema that lists names and values, by one of the form
+alone, as any JSON object, or not at all."""
 
 
 class Message(Frozen):

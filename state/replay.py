@@ -9,6 +9,7 @@ from state.conditions import machine
 from state.exchanges import Exchange
 from state.models import Measurement, Trial
 from state.store import Store
+from state.waits import Wait, waits
 
 
 def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
@@ -20,6 +21,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
     trials = {trial.id: trial for trial in store.trials(session_id)}
     exchanges = {exchange.id: exchange for exchange in store.exchanges(session_id)}
     words = {word.id: word for word in store.words(session_id)}
+    loading = {name: wait for wait in waits(store, session_id) for name in wait.exchanges}
     log = []
     for row in store.decisions(session_id):
         says = []
@@ -29,7 +31,7 @@ def decision_log(store: Store, session_id: str) -> list[dict[str, Any]]:
             elif name in trials:
                 says.append({"id": name, "says": trial_line(trials[name])})
             elif name in exchanges:
-                says.append({"id": name, "says": exchange_line(exchanges[name])})
+                says.append({"id": name, "says": exchange_line(exchanges[name]) + _while(loading.get(name))})
             elif name in words:
                 says.append({"id": name, "says": f"said at {iso(words[name].at)}: {words[name]}"})
         entry = {key: row[key] for key in ("id", "kind", "subject", "what", "reason")}
@@ -74,6 +76,11 @@ def exchange_line(exchange: Exchange) -> str:
     if reply.silence is not None:
         return f"{head}: {reply.silence} after {reply.seconds:.1f} s ({reply.detail})"
     return f"{head}: answered after {reply.seconds:.1f} s, {reply.tokens} tokens, ended by {reply.finish or 'nothing'}"
+
+
+def _while(wait: Wait | None) -> str:
+    """Which launch was waited for meanwhile, and how much of that wait was used."""
+    return "" if wait is None else f"; while {wait.trial_id} loaded ({wait.used_s:.0f} of {wait.seconds:.0f} s used)"
 
 
 def iso(at: float) -> str:

@@ -44,7 +44,7 @@ from state.models import (
     arranged,
     with_beside,
 )
-from tools import jobs, lease, server_words
+from tools import jobs, lease, server_words, source_search
 from tools.benches import builtin
 from tools.benches.base import BenchClient, Place
 from tools.benches.builtin import Builtin
@@ -671,6 +671,15 @@ class RemoteTarget:
     async def stop_run(self, key: str) -> None:
         """See `Target.stop_run`."""
         await jobs.stop(self._held(), self.root, key, 5.0)
+
+    async def log_end(self, key: str) -> str:
+        """See `Target.log_end`."""
+        return (await self.host.check(server_words.end_sh(jobs.job_dir(self.root, key)))).text
+
+    async def search_source(self, roots: tuple[str, ...], text: str, files: str) -> str:
+        """See `Target.search_source`."""
+        limit_s = source_search.SECONDS * len(roots) + 20.0
+        return (await self.host.check(source_search.search_sh(roots, text, files, self.root), timeout_s=limit_s)).text
 
     async def pause(self, seconds: float) -> None:
         """See `Target.pause`."""

@@ -1,4 +1,4 @@
-"""What a server said while a run was made, as POSIX sh over its launch's log; it must not read any meaning into it.
+"""What a server said, at the end of its log or while a run was made, as POSIX sh; it must not read any meaning into it.
 
 The run's job leaves a mark beside its other files before it begins: how long the log was, and where it lies. Nothing
 more is asked of the host inside the measured window.
@@ -11,6 +11,21 @@ import shlex
 MARK = "server.mark"
 LIMIT_BYTES = 256 * 1024
 """Of each of the two files at most; a long run's end tells as much as its beginning."""
+
+
+END_LINES, END_BYTES = 40, 16 * 1024
+"""Of each of the two files at most."""
+
+
+def end_sh(launch: str) -> str:
+    """Prints the last lines of a launch's log as it is now; nothing of a launch that has none."""
+    folder = shlex.quote(launch)
+    return f"""
+for name in stdout stderr; do
+  tail -n {END_LINES} <{folder}/$name 2>/dev/null | tail -c {END_BYTES}
+done 2>/dev/null
+:
+"""
 
 
 def mark_sh(launch: str) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from tools.target import Drained, Ready, Room, RunRequest, RunResult, RunState, 
 BOOT = "simulated-boot"
 CORES = 4
 LOAD_LOOK_S = 0.5
+LOOK_S = 0.02
+HOLD = "hold"
 
 
 class SimEffect(Frozen):
@@ -96,6 +99,7 @@ class Scenario(Frozen):
     polls_per_run: int = Field(default=2, description="how often a run is seen running before it has ended")
     launch_s: float = 1.0
     clock: HostClock = Field(default=HostClock(unix=0.0), description="what the host's clock shows as the world begins")
+    source: dict[str, str] = Field(default_factory=dict, description="files of the engine's source, by path")
     drain_fails: bool = Field(default=False, description="the command that drains ends with an error")
     undrain_fails: int = Field(default=0, description="so many times the command that gives it back does")
     seed: int = 1
@@ -262,7 +266,11 @@ class SimulatedTarget:
         return key in self._load().get("launches", [])
 
     async def await_ready(self, key: str) -> Ready | Failure:
-        """At once, but for a server that its scenario slows down."""
+        """At once, but for a server that its scenario slows down, or while a file `hold` is in the world's folder."""
+        while True:
+            if not (self.path / HOLD).exists():
+                break
+            await asyncio.sleep(LOOK_S)
         world = self._load()
         while world["server"] is not None and world["clock"] < world["server"].get("loads_until", 0.0):
             await self.pause(LOAD_LOOK_S)
@@ -410,6 +418,20 @@ class SimulatedTarget:
         world = self._load()
         world["persisted"] = None
         self._save(world)
+
+    async def log_end(self, key: str) -> str:
+        """Why it ended, or what it said during its runs."""
+        world = self._load()
+        server = world["server"]
+        refused = server.get("refused") if server is not None and server["key"] == key else None
+        said = [run["said"] for run in world.get("runs", {}).values() if run["launch"] == key]
+        return "\n".join([refused or "", *said]).strip()
+
+    async def search_source(self, roots: tuple[str, ...], text: str, files: str) -> str:
+        """In the scenario's own files."""
+        named = [(path, body) for path, body in self.scenario.source.items() if path.startswith(roots)]
+        lines = [(path, n, line) for path, body in named for n, line in enumerate(body.splitlines(), 1) if text in line]
+        return "\n".join(f"{path}:{n}:{line}" for path, n, line in lines if fnmatch(path.rpartition("/")[2], files))
 
     async def pause(self, seconds: float) -> None:
         """Advance the world's clock instead of waiting."""

@@ -292,6 +292,17 @@ class Target(Protocol):
         """Take back what `persist` did in this session; does nothing when that was nothing."""
         ...
 
+    async def log_end(self, key: str) -> str:
+        """The last lines that the server of launch `key` has written to its log by now; empty when it left none."""
+        ...
+
+    async def search_source(self, roots: tuple[str, ...], text: str, files: str) -> str:
+        """Lines of files under the folders `roots` that hold a literal text; `files` is a pattern of their names.
+
+        Few lines, for a short time, and nothing outside the roots. Raises CommandFailed when it cannot be searched.
+        """
+        ...
+
     async def pause(self, seconds: float) -> None:
         """Let time pass on the target; the only way in which judgement waits."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from agent.catalogue.entries import TEMPLATE, ChangeEntry, Entry, ModelTrait, book, engines
@@ -26,7 +27,7 @@ def knowledge(
 
     Nothing known of a flag means that it may change the numbers that the model computes with.
     """
-    entries = [one for entry in book(engine).experiments for one in entry.each()] if engine in engines() else []
+    entries = [one for entry in _entries(engine) for one in entry.each()]
     about = [entry for entry in entries if any(_touches(one, change) for one in entry.changes for change in changes)]
     known = {
         change.name for change in changes if any(_touches(one, change) for entry in about for one in entry.changes)
@@ -39,10 +40,30 @@ def knowledge(
     )
 
 
-def known_names(engine: str) -> tuple[str, ...]:
-    """Flags and variables that the engine's catalogue knows."""
-    entries = book(engine).experiments if engine in engines() else ()
+def known_names(engine: str, gpus: int) -> tuple[str, ...]:
+    """Flags and variables that the engine's catalogue knows, for a host with so many GPUs."""
+    entries = [entry for entry in _entries(engine) if gpus or not {"gpus", "sm"} & entry.when.at_least.keys()]
     return tuple(dict.fromkeys(one.flag or one.env or "" for entry in entries for one in entry.changes))
+
+
+def known_values(engine: str, name: str, cores: int) -> tuple[tuple[str, ...], tuple[float, float] | None]:
+    """Values of a flag or variable that the catalogue thought of, and its sensible span; of hosts only cores count."""
+    entries = [one for entry in _entries(engine) for one in entry.each()]
+    values: list[str] = []
+    span = None
+    for entry in entries:
+        own = [one for one in entry.changes if name in (one.flag, one.env)]
+        filled = (_CORES.sub(str(cores), one.value) for one in own if one.value is not None)
+        values += [value for value in filled if not TEMPLATE.search(value)]
+        span = entry.span if own and entry.span is not None and len(entry.changes) == 1 else span
+    return tuple(dict.fromkeys(values)), span
+
+
+_CORES = re.compile(r"\{cores\}")
+
+
+def _entries(engine: str) -> Sequence[Entry]:
+    return book(engine).experiments if engine in engines() else ()
 
 
 def _objections(

@@ -7,7 +7,6 @@ ending is looked at before anything is read, and whatever is not exactly what wa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -16,8 +15,6 @@ from pydantic import Field, ValidationError
 from state.exchanges import Reply, Silence
 from state.models import Frozen
 
-MOST_NAMES = 400
-"""With more names than this the schema does not list them: endpoints bound the size of what they are sent."""
 PROPOSALS = 6
 LOOK_UPS = 3
 CHANGES = 4
@@ -167,41 +164,3 @@ def tidy(text: str, limit: int) -> str:
 
 
 _HARMLESS = str.maketrans({"|": "/", "<": "‹", ">": "›"})
-
-
-# --- what is asked for -------------------------------------------------------------------------------------
-
-
-def schema(names: Sequence[str]) -> Mapping[str, Any]:
-    """The answer's JSON schema; `names` are the flags and variables that may be changed."""
-    text = {"type": "string"}
-    name: dict[str, Any] = {**text, "enum": list(names)} if 0 < len(names) <= MOST_NAMES else text
-    change = _object(
-        kind={**text, "enum": ["flag", "env"]},
-        name=name,
-        action={**text, "enum": ["set", "remove"]},
-        value={"type": ["string", "null"]},
-    )
-    experiment = _object(
-        title=text,
-        hypothesis=text,
-        changes={"type": "array", "items": change, "minItems": 1, "maxItems": CHANGES},
-        expected_gain={"type": "number"},
-        risk=text,
-    )
-    look_up = _object(kind={**text, "enum": ["help", "log", "telemetry"]}, of=text)
-    return _object(
-        look_ups={"type": "array", "items": look_up, "maxItems": LOOK_UPS},
-        experiments={"type": "array", "items": experiment, "maxItems": PROPOSALS},
-        reason=text,
-    )
-
-
-def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Strict schemas want every property required and no other allowed."""
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }

@@ -40,5 +40,8 @@ class Endpoint(Protocol):
     """A language model behind an API: it is sent messages and sends text, and nothing else passes between us."""
 
     async def reply(self, ask: Ask, schema: Mapping[str, Any], within_s: float) -> Reply:
-        """What came back within the time, or why nothing did; never raises for anything that the endpoint does."""
+        """What came back within the time, or why nothing did; never raises for anything that the endpoint does.
+
+        `schema` is that of the ask's form, and empty for a form without one.
+        """
         ...

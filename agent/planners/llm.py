@@ -71,10 +71,8 @@ class ChatEndpoint:
         return read_body(bytes(body))
 
     def _body(self, ask: Ask, schema: Mapping[str, Any]) -> dict[str, Any]:
-        formats: dict[str, dict[str, Any]] = {
-            "schema": {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}},
-            "object": {"type": "json_object"},
-        }
+        strict = {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}}
+        formats: dict[str, dict[str, Any]] = {"exact": strict, "schema": strict, "object": {"type": "json_object"}}
         wanted = formats.get(ask.form)
         return {
             "model": ask.model,

@@ -44,6 +44,8 @@ class Briefing(Frozen):
     first: frozenset[str] = frozenset()
     """Names that are shown before all others: what the catalogue knows."""
     variables: tuple[str, ...] = ()
+    closed: frozenset[str] = frozenset()
+    """Names that the session's rules close, whatever the server says of them."""
     workload: Workload
     policy: Policy
     levels: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class Briefing(Frozen):
     waiting: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    look_ups: tuple[str, ...] = ()
 
 
 def table(briefing: Briefing) -> str:
@@ -64,6 +67,7 @@ def table(briefing: Briefing) -> str:
         ("Tried (changes; outcome; effect with 95 % interval; hoped; why)", map(_tried, briefing.tried[-ROWS:])),
         ("Waits on the list already", briefing.waiting[:ROWS]),
         ("Learned", quoted(briefing.findings[-ROWS:])),
+        ("May be looked up", briefing.look_ups),
         ("Left", briefing.left),
     )
     return "\n".join(line for title, lines in sections for line in _section(title, lines))
@@ -71,7 +75,19 @@ def table(briefing: Briefing) -> str:
 
 def names(briefing: Briefing) -> tuple[str, ...]:
     """Flags and variables that may be changed."""
-    return tuple(flag.name for flag in _open(briefing)) + briefing.variables
+    return tuple(flag.name for flag in open_flags(briefing)) + open_variables(briefing)
+
+
+def open_flags(briefing: Briefing) -> list[KnownFlag]:
+    """Those that are set or known to matter first, else in the order of the help."""
+    closed = {*briefing.policy.keep_flags, *briefing.closed}
+    listed = [flag for flag in briefing.facts.knobs if flag.name not in closed]
+    return sorted(listed, key=lambda flag: flag.name not in briefing.spec.flags and flag.name not in briefing.first)
+
+
+def open_variables(briefing: Briefing) -> tuple[str, ...]:
+    """In the order in which they were given."""
+    return tuple(name for name in briefing.variables if name not in briefing.closed)
 
 
 def _section(title: str, lines: Iterator[str] | Sequence[str]) -> Iterator[str]:
@@ -103,14 +119,8 @@ def _workload(briefing: Briefing) -> Iterator[str]:
     yield from briefing.levels
 
 
-def _open(briefing: Briefing) -> list[KnownFlag]:
-    """Those that are set or known to matter first, else in the order of the help."""
-    listed = [flag for flag in briefing.facts.knobs if flag.name not in briefing.policy.keep_flags]
-    return sorted(listed, key=lambda flag: flag.name not in briefing.spec.flags and flag.name not in briefing.first)
-
-
 def _flags(briefing: Briefing) -> Iterator[str]:
-    listed = _open(briefing)
+    listed = open_flags(briefing)
     for flag in listed[:FLAGS]:
         value = briefing.spec.flags.get(flag.name)
         now = "not set" if value is None else f"now {' '.join(value) or 'set'}"
@@ -123,7 +133,7 @@ def _flags(briefing: Briefing) -> Iterator[str]:
 
 
 def _variables(briefing: Briefing) -> Iterator[str]:
-    for name in briefing.variables:
+    for name in open_variables(briefing):
         yield f"{name}: {f'now {briefing.spec.env[name]}' if name in briefing.spec.env else 'not set'}"
 
 

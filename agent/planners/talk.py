@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import prompts
-from agent.planners.answer import Fault, Misfit, Said, read_answer, tidy
+from agent.planners.answer import LOOK_UPS, Fault, Misfit, Said, read_answer, tidy
 from agent.planners.screen import Refused, Screened
 from state.exchanges import Exchange, Form, Message, Reply, Silence
 from state.models import Experiment, Frozen
@@ -20,7 +21,7 @@ LOOKS = 2
 ECHO = 4000
 """So much of an answer is shown to the model again."""
 BACKOFF_S = 2.0
-NEXT_FORM: dict[Form, Form] = {"schema": "object", "object": "plain"}
+NEXT_FORM: dict[Form, Form] = {"exact": "schema", "schema": "object", "object": "plain"}
 WAITS = frozenset({Silence.UNREACHABLE, Silence.RATE_LIMITED, Silence.SERVER_ERROR, Silence.CUT})
 """The same question may be answered a little later."""
 HOPELESS = frozenset({Silence.UNAUTHORISED, Silence.REJECTED, Silence.TIMEOUT, Silence.TOO_LONG})
@@ -33,16 +34,22 @@ class Talk:
 
     opening: tuple[Message, ...]
     screen: Callable[[Said, Sequence[Experiment]], Screened]
-    look: Callable[[Said], str]
-    form: Form = "schema"
+    form: Form = "exact"
 
 
 class Next(Frozen):
-    """What is to be sent, after a pause."""
+    """What is to be sent, after a pause; where something is to be looked up first, the last words are still missing."""
 
     messages: tuple[Message, ...]
     form: Form
     wait_s: float = 0.0
+    look_ups: tuple[Any, ...] = ()
+
+    def with_found(self, found: str) -> Next:
+        """The same with what was looked up."""
+        words = prompts.load("planner-looked-up").text.replace("{found}", found)
+        messages = (*self.messages, Message(role="user", content=words))
+        return self.model_copy(update={"messages": messages, "look_ups": ()})
 
 
 class Standing(Frozen):
@@ -60,16 +67,30 @@ def form_to_use(exchanges: Sequence[Exchange]) -> Form:
     for exchange in reversed(exchanges):
         if exchange.reply is not None and exchange.reply.silence is None:
             return exchange.ask.form
-    return "schema"
+    return "exact"
 
 
 def standing(talk: Talk, exchanges: Sequence[Exchange]) -> Standing:
-    """Go through the exchanges of the conversation, in order; each has a reply."""
+    """Go through the exchanges of the conversation, in order; each has a reply.
+
+    What was said is what stands in the requests: neither table nor look-up is made a second time for it.
+    """
     state = _State(talk)
     for exchange in exchanges:
         assert exchange.reply is not None, "an exchange is closed before the next step"
+        state.messages = list(exchange.ask.messages)
         state.take(exchange.reply)
     return state.standing()
+
+
+def look_ups_in(exchanges: Sequence[Exchange]) -> int:
+    """How many texts were asked for in these exchanges, as far as any were to be had at once."""
+    said = [read_answer(one.reply) for one in exchanges if one.reply is not None]
+    return sum(min(len(one.look_ups), LOOK_UPS) for one in said if isinstance(one, Said) and _looks(one))
+
+
+def _looks(said: Said) -> bool:
+    return bool(said.look_ups) and not said.experiments
 
 
 class _State:
@@ -80,6 +101,7 @@ class _State:
         self.messages = list(talk.opening)
         self.form = talk.form
         self.wait_s = 0.0
+        self.look_ups: tuple[Any, ...] = ()
         self.again = 0
         self.looks = 0
         self.told = False
@@ -90,7 +112,7 @@ class _State:
         self.faults: list[Fault] = []
 
     def standing(self) -> Standing:
-        following = Next(messages=tuple(self.messages), form=self.form, wait_s=self.wait_s)
+        following = Next(messages=tuple(self.messages), form=self.form, wait_s=self.wait_s, look_ups=self.look_ups)
         return Standing(
             accepted=tuple(self.accepted),
             refused=tuple(self.refused),
@@ -100,15 +122,16 @@ class _State:
         )
 
     def take(self, reply: Reply) -> None:
-        self.wait_s = 0.0
+        self.wait_s, self.look_ups = 0.0, ()
         said = read_answer(reply)
         if isinstance(said, Fault):
             self._fault(said, reply)
             return
         self.reason = tidy(said.reason, 300) or self.reason
-        if said.look_ups and not said.experiments and self.looks < LOOKS:
+        if _looks(said) and self.looks < LOOKS:
             self.looks += 1
-            self._say(reply, prompts.load("planner-looked-up").text.replace("{found}", self.talk.look(said)))
+            self.look_ups = said.look_ups
+            self.messages.append(_echo(reply))
             return
         screened = self.talk.screen(said, self.accepted)
         self.accepted += screened.accepted
@@ -139,9 +162,13 @@ class _State:
         self._say(reply, prompts.load("planner-again").text.replace("{why}", why))
 
     def _say(self, reply: Reply, words: str) -> None:
-        """The answer as it was, cut short, and what is said to it; an empty message is refused by some endpoints."""
-        echo = Message(role="assistant", content=reply.text[:ECHO] or "(nothing)")
-        self.messages += [echo, Message(role="user", content=words)]
+        """The answer as it was, and what is said to it."""
+        self.messages += [_echo(reply), Message(role="user", content=words)]
+
+
+def _echo(reply: Reply) -> Message:
+    """The answer, cut short; an empty message is refused by some endpoints."""
+    return Message(role="assistant", content=reply.text[:ECHO] or "(nothing)")
 
 
 def _pause(reply: Reply, times: int) -> float:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.planners.answer import MOST_NAMES, Fault, Misfit, Said, read_answer, read_body, schema, tidy
+from agent.planners.answer import Fault, Misfit, Said, read_answer, read_body, tidy
 from state.exchanges import Reply, Silence
 from tests.agent.model_sessions import FASTER, plan
 from tests.stubs.chat import completion
@@ -105,25 +105,3 @@ def test_an_empty_plan_is_an_answer() -> None:
 def test_words_are_made_harmless_before_anybody_sees_them() -> None:
     assert tidy("a\x1b[31m red\n| cell <img onerror=x>", 60) == "a [31m red / cell ‹img onerror=x›"
     assert tidy("x" * 500, 10) == "x" * 9 + "…"
-
-
-def test_the_schema_names_what_may_be_changed_unless_that_is_too_much() -> None:
-    few, many = schema(["--threads", "OMP_NUM_THREADS"]), schema([f"--{n}" for n in range(MOST_NAMES + 1)])
-    names = [
-        one["properties"]["experiments"]["items"]["properties"]["changes"]["items"]["properties"]["name"]
-        for one in (few, many)
-    ]
-    assert names == [{"type": "string", "enum": ["--threads", "OMP_NUM_THREADS"]}, {"type": "string"}]
-
-
-def test_every_object_of_the_schema_is_strict() -> None:
-    def objects(part: object) -> list[dict[str, object]]:
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        own = [part] if isinstance(part, dict) and part.get("type") == "object" else []
-        return own + [found for one in inner for found in objects(one)]
-
-    found = objects(schema(["--threads"]))
-    assert len(found) == 4
-    for one in found:
-        assert one["additionalProperties"] is False
-        assert one["required"] == list(one["properties"])  # type: ignore[call-overload]

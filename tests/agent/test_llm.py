@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.planners.answer import schema
 from agent.planners.llm import LONGEST_BODY, ChatEndpoint
+from agent.planners.shape import general
 from state.exchanges import Ask, Form, Message, Reply, Silence
 from tests.agent.model_sessions import ENVIRON, KEY, section
 from tests.stubs.chat import Move, completion, cut, drops, hangs, says, sends, serving, stalls, status
 
 pytestmark = pytest.mark.anyio
-SCHEMA = schema(["--threads"])
+SCHEMA = general(["--threads"])
 BODY = completion('{"reason": "a short one"}')
 TINY = b'{"choices":[{"finish_reason":"stop","message":{"content":"{}"}}]}'
 """The shortest body that is an answer."""
@@ -57,7 +57,10 @@ async def test_an_answer_comes_back_with_its_counts() -> None:
     assert server.keys == [f"Bearer {KEY}"]
 
 
-@pytest.mark.parametrize(("form", "kind"), [("schema", "json_schema"), ("object", "json_object"), ("plain", None)])
+FORMS = [("exact", "json_schema"), ("schema", "json_schema"), ("object", "json_object"), ("plain", None)]
+
+
+@pytest.mark.parametrize(("form", "kind"), FORMS)
 async def test_each_form_is_asked_for_in_the_apis_words(form: Form, kind: str | None) -> None:
     with serving(says("{}")) as server:
         await ChatEndpoint(section(server.url, temperature=0.2), ENVIRON).reply(an_ask(form), SCHEMA, 20)
@@ -67,7 +70,7 @@ async def test_each_form_is_asked_for_in_the_apis_words(form: Form, kind: str | 
         assert "response_format" not in sent
         return
     assert sent["response_format"]["type"] == kind
-    if form == "schema":
+    if kind == "json_schema":
         assert sent["response_format"]["json_schema"]["schema"] == json.loads(json.dumps(SCHEMA))
         assert sent["response_format"]["json_schema"]["strict"] is True
 

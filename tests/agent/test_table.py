@@ -1,10 +1,9 @@
-"""What a language model is told and may look up: enough to think with, nothing that is secret, all of it quoted."""
+"""What a language model is told: enough to think with, nothing that is secret, words of others quoted."""
 
 from __future__ import annotations
 
 import json
 
-from agent.planners.look_ups import BYTES, LINES, Shelf, looked_up
 from agent.planners.table import FLAGS, Briefing, Tried, names, table
 from state.models import Policy
 from tests.agent.sim import CONFIG
@@ -85,30 +84,7 @@ def test_words_of_others_cannot_end_their_quotation() -> None:
     assert json.loads(learned.removeprefix("- ")) == INJECTION
 
 
-SHELF = Shelf(
-    help={"--threads": "takes an integer"},
-    log={"e1": "\n".join(f"line {n}" for n in range(500)), "bad": INJECTION},
-    telemetry={"e1": "server 3.0 cores"},
-)
-
-
-def test_look_ups_answer_from_the_shelf_with_quoted_lines() -> None:
-    text = looked_up([{"kind": "help", "of": "--threads"}, {"kind": "telemetry", "of": "e1"}], SHELF)
-    assert text == 'help of --threads:\n"takes an integer"\n\ntelemetry of e1:\n"server 3.0 cores"'
-    for line in looked_up([{"kind": "log", "of": "bad"}], SHELF).splitlines()[1:]:
-        assert json.loads(line) in INJECTION
-
-
-def test_look_ups_are_bounded_in_number_lines_and_bytes() -> None:
-    log = looked_up([{"kind": "log", "of": "e1"}], SHELF).splitlines()
-    assert (len(log), log[-1]) == (LINES + 1, '"line 499"')
-    assert "2 more were not looked up" in looked_up([{"kind": "help", "of": "--threads"}] * 5, SHELF)
-    long = Shelf(log={"e": "\n".join(["é" * 1000] * 100)})
-    assert len(looked_up([{"kind": "log", "of": "e"}] * 3, long).encode()) < BYTES + 50
-
-
-def test_a_name_is_only_a_key() -> None:
-    for wish in ({"kind": "log", "of": "../../etc/passwd"}, {"kind": "log", "of": "*"}):
-        assert "there is none" in looked_up([wish], SHELF)
-    for wish in ({"kind": "shell", "of": "id"}, {"kind": "log"}, "log", None, {"kind": "log", "of": "e1", "path": "/"}):
-        assert "was not understood" in looked_up([wish], SHELF)
+def test_what_the_session_closes_is_not_shown() -> None:
+    closed = BRIEFING.model_copy(update={"closed": frozenset({"--poll", "OMP_NUM_THREADS"})})
+    assert {"--poll", "OMP_NUM_THREADS"} & set(names(closed)) == set()
+    assert "--poll:" not in table(closed)

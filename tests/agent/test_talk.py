@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.planners.answer import Misfit, Said
+from agent.planners.answer import LOOK_UPS, Misfit, Said
 from agent.planners.screen import Refused, Screened
-from agent.planners.talk import AGAIN, ECHO, LOOKS, Standing, Talk, form_to_use, standing
+from agent.planners.talk import AGAIN, ECHO, LOOKS, Standing, Talk, form_to_use, look_ups_in, standing
 from state.exchanges import Ask, Exchange, Form, Message, Reply, Silence
 from state.models import Experiment
 from tests.agent.model_sessions import NOTHING, plan
@@ -27,14 +27,19 @@ def screen(said: Said, before: Sequence[Experiment]) -> Screened:
     return Screened(accepted=tuple(accepted), refused=tuple(refused))
 
 
-TALK = Talk(opening=OPENING, screen=screen, look=lambda said: f"looked up {len(said.look_ups)}")
+TALK = Talk(opening=OPENING, screen=screen)
 GOOD = plan({"title": "good 1"}, reason="a hunch")
 MIXED = plan({"title": "good 1"}, {"title": "bad"})
 LOOK = plan(look_ups=[{"kind": "help", "of": "--threads"}])
 
 
-def after(*replies: object, form: Form = "schema") -> Standing:
-    return standing(TALK, [exchange(one, form) for one in replies])
+def after(*replies: object) -> Standing:
+    """The form of each request is that which follows from the replies before it."""
+    made: list[Exchange] = []
+    for one in replies:
+        following = standing(TALK, made).next
+        made.append(exchange(one, "plain" if following is None else following.form))
+    return standing(TALK, made)
 
 
 def exchange(reply: object, form: Form = "schema") -> Exchange:
@@ -126,20 +131,24 @@ def test_what_would_be_the_same_again_ends_it(silence: Silence) -> None:
 
 
 def test_a_form_that_is_refused_gives_way_to_a_simpler_one() -> None:
-    forms = [after(*[Silence.REJECTED] * times).next for times in range(4)]
-    assert [None if one is None else one.form for one in forms] == ["schema", "object", "plain", None]
+    forms = [after(*[Silence.REJECTED] * times).next for times in range(5)]
+    assert [None if one is None else one.form for one in forms] == ["exact", "schema", "object", "plain", None]
     assert after(Silence.REJECTED, GOOD).faults == ()
 
 
 def test_the_form_that_was_taken_last_is_used_first() -> None:
-    assert form_to_use([]) == "schema"
+    assert form_to_use([]) == "exact"
     refused, taken = exchange(Silence.REJECTED), exchange(GOOD, form="plain")
     assert form_to_use([refused, taken, exchange(Silence.TIMEOUT, form="object")]) == "plain"
 
 
 def test_look_ups_are_answered_a_few_times_only() -> None:
     once = after(LOOK)
-    assert "looked up 1" in last_words(once)
+    assert once.next is not None
+    assert (once.next.messages[-1].role, once.next.look_ups) == ("assistant", tuple(LOOK["look_ups"]))
+    found = once.next.with_found("it takes an integer")
+    assert "it takes an integer" in found.messages[-1].content
+    assert found.look_ups == ()
     assert after(*[LOOK] * LOOKS).next is not None
     assert after(*[LOOK] * (LOOKS + 1)).next is None
     assert after(LOOK, GOOD).accepted
@@ -149,3 +158,18 @@ def test_a_request_nobody_waited_for_is_not_taken_for_an_answer() -> None:
     stands = after(Silence.LOST)
     assert [fault.kind for fault in stands.faults] == [Silence.LOST]
     assert stands.next is not None
+
+
+def test_what_was_said_stands_in_the_requests_and_is_not_made_anew() -> None:
+    told = (*OPENING, Message(role="user", content="found in a log that has gone since"))
+    asked = exchange(LOOK), exchange(MIXED)
+    later = asked[1].model_copy(update={"ask": asked[1].ask.model_copy(update={"messages": told})})
+    stands = standing(TALK, [asked[0], later])
+    assert stands.next is not None
+    assert stands.next.messages[: len(told)] == told
+
+
+def test_texts_that_were_asked_for_are_counted_as_far_as_they_are_granted_at_once() -> None:
+    many = plan(look_ups=[{"kind": "help", "of": "--threads"}] * 9)
+    beside = plan({"title": "good"}, look_ups=[{"kind": "help", "of": "--threads"}])
+    assert look_ups_in([exchange(many), exchange(LOOK), exchange(beside), exchange(Silence.LOST)]) == LOOK_UPS + 1

@@ -175,6 +175,8 @@ class TargetContract:
         assert await target.launched(key)
         assert await target.serving() is None
         assert await target.await_ready(key) == failed
+        assert case.cause in await target.log_end(key)
+        assert await target.log_end(f"{case.name}-T9") == ""
         await up(target, f"{case.name}-T2", good)
 
     async def test_somebody_elses_server_is_left_alone(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.server_words import LIMIT_BYTES, MARK, mark_sh, said_sh
+from tools.server_words import END_LINES, LIMIT_BYTES, MARK, end_sh, mark_sh, said_sh
 
 
 def sh(script: str, cwd: Path) -> str:
@@ -65,3 +65,10 @@ def test_of_a_long_log_the_end_is_told(launch: Path, run: Path) -> None:
     said = sh(said_sh(str(run)), run)
     assert said.rstrip().endswith("the end")
     assert len(said) <= LIMIT_BYTES + 2
+
+
+def test_the_end_of_a_launchs_log_is_that_of_both_files_and_of_none_nothing(launch: Path, tmp_path: Path) -> None:
+    (launch / "stdout").write_text("".join(f"line {n}\n" for n in range(500)))
+    lines = sh(end_sh(str(launch)), tmp_path).splitlines()
+    assert lines == [*(f"line {n}" for n in range(500 - END_LINES, 500)), "complained before"]
+    assert sh(end_sh(str(tmp_path / "never begun")), tmp_path) == ""
