@@ -1,0 +1,161 @@
+"""Whether Ratchet finds better settings than other planners do in the same time, on recorded real servers.
+
+It must not judge by what was measured in a search, only by what the recording says of the setting that is left. Every
+planner gets the same wall time on the same surface, in virtual time: ours as whole sessions of the real loop on a
+simulated target that plays the recording (searching/ours.py), the others as their users run them (searching/rivals.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from searching import ours, rivals, surfaces
+from searching.outcome import Search, read
+from searching.scores import OURS, pair_row, planner_row
+from searching.surfaces import Surface
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE / "data"
+PLANNERS = (OURS, *rivals.RIVALS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A surface and the wall time that each planner gets on it."""
+
+    surface: str
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search."""
+
+    case: Case
+    planner: str
+    seed: int
+
+    def path(self, out: Path, mark: str) -> Path:
+        """Where it is kept; another recording is another search."""
+        return out / f"{self.case.surface}-{mark}-{self.case.minutes:g}m-{self.planner}-{self.seed}.json"
+
+
+CASES = (Case("llamacpp", 10), Case("llamacpp", 20), Case("llamacpp", 40))
+
+
+@functools.cache
+def surface_of(name: str, folder: Path) -> Surface:
+    """A recorded surface by name."""
+    return surfaces.load(folder / f"{name}_space.json", folder / f"{name}_surface.jsonl")
+
+
+def played(task: Task, folder: Path) -> dict[str, Any]:
+    """One search, as it is kept."""
+    surface, budget_s = surface_of(task.case.surface, folder), 60 * task.case.minutes
+    if task.planner == OURS:
+        return ours.searched(surface, task.seed, budget_s).row()
+    rival = rivals.RIVALS[task.planner](surface, task.seed)
+    return rivals.searched(surface, rival, f"{task.planner}/{task.seed}", budget_s).row()
+
+
+def keep(task: Task, folder: Path, out: Path) -> Task:
+    """Play a search and keep it; it is there whole or not at all."""
+    path = task.path(out, surface_of(task.case.surface, folder).mark)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(played(task, folder)))
+    partial.replace(path)
+    return task
+
+
+def play_missing(tasks: Sequence[Task], folder: Path, out: Path, jobs: int) -> None:
+    """Play what is not kept yet, some at a time."""
+    missing = [task for task in tasks if not task.path(out, surface_of(task.case.surface, folder).mark).exists()]
+    if not missing:
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(keep, task, folder, out) for task in missing]
+        for done, future in enumerate(as_completed(waiting), 1):
+            task = future.result()
+            print(f"{done}/{len(missing)} {task.case.surface} {task.case.minutes:g} min {task.planner} {task.seed}")
+
+
+def case_row(case: Case, searches: dict[str, dict[int, Search]], surface: Surface) -> dict[str, Any]:
+    """Everything about one case."""
+    budget_s = 60 * case.minutes
+    planners = {name: planner_row(surface, found, budget_s) for name, found in searches.items()}
+    pairs = {}
+    if OURS in searches:
+        pairs = {n: pair_row(surface, searches[OURS], found) for n, found in searches.items() if n in rivals.RIVALS}
+    return {"surface": case.surface, "minutes": case.minutes, "planners": planners, "pairs": pairs}
+
+
+def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The tables as text."""
+    for row in rows:
+        yield f"{row['surface']}, {row['minutes']:g} min"
+        yield (
+            f"  {'planner':18} {'seeds':>5} {'below best':>10} {'worst':>6} {'gain':>6} {'98 % after':>10}"
+            f" {'arrived':>7} {'restarts':>8} {'down min':>8} {'tried':>6} {'failed':>6} {'used min':>8}"
+        )
+        for name, told in row["planners"].items():
+            yield (
+                f"  {name:18} {told['seeds']:5} {told['below_best']:10.2%} {told['worst_below_best']:6.1%}"
+                f" {told['gain']:6.0%} {told['arrival_s'] / 60:6.1f} min {told['arrived']:7.0%} {told['restarts']:8.1f}"
+                f" {told['down_min']:8.2f} {told['experiments']:6.1f} {told['failed']:6.1f} {told['minutes']:8.1f}"
+            )
+        for name, told in row["pairs"].items():
+            yield (
+                f"  ratchet against {name:8} at most 1 % below in {told['as_good']:4.0%} of seeds,"
+                f" mean {told['mean']:+.2%} (by raw means {told['raw_as_good']:4.0%}, {told['raw_mean']:+.2%})"
+            )
+        yield ""
+
+
+def parse_options() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description="Ratchet and other planners on recorded real servers.")
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--only", default="", help="only surfaces with this in their name")
+    parser.add_argument("--minutes", type=float, action="append", help="only these budgets; may be given again")
+    parser.add_argument("--planners", nargs="+", choices=PLANNERS, default=list(PLANNERS))
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="searches at a time")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--out", type=Path, help="keep each search in this folder, and skip those that are there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plays what is missing and prints the tables."""
+    options = parse_options()
+    chosen = [c for c in CASES if options.only in c.surface and c.minutes in (options.minutes or [c.minutes])]
+    with tempfile.TemporaryDirectory(prefix="search-") as scratch:
+        out = options.out or Path(scratch)
+        out.mkdir(parents=True, exist_ok=True)
+        tasks = [Task(c, name, seed) for c in chosen for name in options.planners for seed in range(options.seeds)]
+        play_missing(tasks, options.data, out, options.jobs)
+        rows = []
+        for case in chosen:
+            surface = surface_of(case.surface, options.data)
+            searches: dict[str, dict[int, Search]] = {name: {} for name in options.planners}
+            for task in (task for task in tasks if task.case == case):
+                searches[task.planner][task.seed] = read(json.loads(task.path(out, surface.mark).read_text()))
+            rows.append(case_row(case, searches, surface))
+    print("\n".join(report(rows)))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
