@@ -50,7 +50,14 @@ class Task:
         return out / f"{self.case.surface}-{mark}-{self.case.minutes:g}m-{self.planner}-{self.seed}.json"
 
 
-CASES = (Case("llamacpp", 10), Case("llamacpp", 20), Case("llamacpp", 40))
+CASES = (
+    Case("llamacpp", 10),
+    Case("llamacpp", 20),
+    Case("llamacpp", 40),
+    Case("vllm_cpu", 120),
+    Case("vllm_h200", 480),
+    Case("sglang_h200", 480),
+)
 
 
 @functools.cache

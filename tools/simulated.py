@@ -90,6 +90,7 @@ class Scenario(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     env_prefixes: tuple[str, ...] = ()
     cores: int = CORES
+    gpus: int = 0
     knobs: tuple[KnownFlag, ...] = Field(default=(), description="of these flags the values are checked too")
     base_tok_s: dict[str, float]
     effects: tuple[SimEffect, ...] = ()
@@ -216,7 +217,7 @@ class SimulatedTarget:
         return TargetFacts(
             cores=self.scenario.cores,
             mem_available_mb=8192,
-            gpus=0,
+            gpus=self.scenario.gpus,
             known_flags=self.scenario.known_flags,
             engine_version="sim-1",
             knobs=self.scenario.knobs,

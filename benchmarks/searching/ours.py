@@ -120,6 +120,7 @@ def scenario(surface: Surface) -> Scenario:
         knobs=tuple(knobs),
         env_prefixes=tuple({c.name for k in surface.knobs for v in k.values.values() for c in v if c.kind == "env"}),
         cores=surface.cores,
+        gpus=surface.gpus,
         base_tok_s={},
     )
 
@@ -176,7 +177,7 @@ def _catalogued(surface: Surface) -> dict[frozenset[str], str]:
         flags=host.flags,
         env=host.env,
         mem_available_mb=8192,
-        gpus=0,
+        gpus=host.gpus,
         engine_version="",
     )
     found = experiments(surface.engine, facts).experiments

@@ -3,6 +3,10 @@
 It must not know who searches. Everything is drawn from the recording: the truth is the pooled mean of a setting, the
 luck of launches and runs is resampled from what repeats of one setting differed by, so its heavy tails stay, and start
 times and failures are those that the setting itself showed.
+
+A recording is either the whole grid or a menu: a reference and single values beside it. A combination that a menu
+lacks is composed: it fails as the first of its values that fails by itself, else it starts as the slowest of its parts
+and adds up their effects. That is no evidence of how values go together, only a larger place to search in.
 """
 
 from __future__ import annotations
@@ -76,16 +80,10 @@ class Surface:
 
     def __init__(self, name: str, space: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> None:
         self.name = name
+        self.knobs = tuple(_knob(one) for one in space["knobs"])
         self.engine = str(space.get("engine", "llamacpp"))
         self.cores = int(space.get("cores", 2))
-        self.knobs = tuple(
-            Knob(
-                one["name"],
-                tuple(one["tags"]),
-                {value: CHANGES.validate_python(given) for value, given in one["values"].items()},
-            )
-            for one in space["knobs"]
-        )
+        self.gpus = int(space.get("gpus", 0))
         self.base = tuple(str(space["base"]).split())
         self.points = tuple(LoadPoint.model_validate(point) for point in space["load_points"])
         self.mark = digest([space, list(launches)], 8)
@@ -93,11 +91,15 @@ class Surface:
         self.starts: dict[Setting, list[Launched]] = {}
         for row in launches:
             failure = row["failure"]["cause"] if "failure" in row else None
-            self.starts.setdefault(tuple(row["setting"]), []).append(Launched(row["start_s"], failure))
+            if row["start_s"] is not None:
+                self.starts.setdefault(tuple(row["setting"]), []).append(Launched(row["start_s"], failure))
         up = [row for row in launches if "failure" not in row]
         self.pooled = {point.name: _pooled(up, point.name) for point in self.points}
         self.luck = _luck(up, [point.name for point in self.points])
         self.idle_s = {point.name: _idle_s(up, point.name) for point in self.points}
+        self.composed: frozenset[Setting] = frozenset()
+        if "reference" in space:
+            self.composed = self._compose(tuple(space["reference"]))
 
     # --- what is true --------------------------------------------------------------------------------------
 
@@ -127,6 +129,25 @@ class Surface:
         """What an oracle would end with."""
         return max((one for one in self.settings if self.truth(one) is not None), key=lambda one: self.truth(one) or 0)
 
+    def _compose(self, reference: Setting) -> frozenset[Setting]:
+        """Add what a menu lacks."""
+        missing = frozenset(setting for setting in self.settings if setting not in self.starts)
+        for setting in missing:
+            turned = [at for at, value in enumerate(setting) if value != reference[at]]
+            parts = [(*reference[:at], setting[at], *reference[at + 1 :]) for at in turned]
+            failing = [part for part in parts if self.starts[part][0].failure is not None]
+            slowest = max(parts, key=self._start_s)
+            self.starts[setting] = self.starts[failing[0] if failing else slowest]
+            if failing:
+                continue
+            for one in self.pooled.values():
+                for told in (one.raw, one.estimate):
+                    told[setting] = told[reference] + sum(told[part] - told[reference] for part in parts)
+        return missing
+
+    def _start_s(self, setting: Setting) -> float:
+        return max(launch.seconds for launch in self.starts[setting])
+
     def _mean(self, setting: Setting, which: Any) -> float | None:
         values = [which(self.pooled[point.name]).get(setting) for point in self.points]
         return None if None in values else float(np.mean(values))
@@ -146,6 +167,11 @@ class Surface:
         load = next(one for one in self.points if one.name == point)
         tok_s = math.exp(value)
         return Ran(tok_s, load.requests * load.output_tokens / tok_s, self.idle_s[point])
+
+
+def _knob(one: Mapping[str, Any]) -> Knob:
+    values = {value: CHANGES.validate_python(changes) for value, changes in one["values"].items()}
+    return Knob(one["name"], tuple(one["tags"]), values)
 
 
 def load(space: Path, launches: Path) -> Surface:
