@@ -13,20 +13,24 @@ import json
 import os
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from searching import ours, rivals, surfaces
+from kept import interrupt_on_sigterm
+from searching import models, ours, rivals, surfaces
 from searching.outcome import Search, read
-from searching.scores import OURS, pair_row, planner_row
+from searching.scores import OURS, missed, pair_row, planner_row
 from searching.surfaces import Surface
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "data"
-PLANNERS = (OURS, *rivals.RIVALS)
+WITH = f"{OURS}+"
+PLANNERS = (OURS, *(WITH + name for name in models.MODELS), *rivals.RIVALS)
+"""Ours alone, ours with a language model beside the catalogue, and the others."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ def surface_of(name: str, folder: Path) -> Surface:
 def played(task: Task, folder: Path) -> dict[str, Any]:
     """One search, as it is kept."""
     surface, budget_s = surface_of(task.case.surface, folder), 60 * task.case.minutes
-    if task.planner == OURS:
-        return ours.searched(surface, task.seed, budget_s).row()
+    if task.planner.startswith(OURS):
+        return ours.searched(surface, task.seed, budget_s, task.planner.partition("+")[2] or None).row()
     rival = rivals.RIVALS[task.planner](surface, task.seed)
     return rivals.searched(surface, rival, f"{task.planner}/{task.seed}", budget_s).row()
 
@@ -85,15 +89,25 @@ def keep(task: Task, folder: Path, out: Path) -> Task:
 
 
 def play_missing(tasks: Sequence[Task], folder: Path, out: Path, jobs: int) -> None:
-    """Play what is not kept yet, some at a time."""
+    """Play what is not kept yet, some at a time; the sessions first, since they take longest."""
     missing = [task for task in tasks if not task.path(out, surface_of(task.case.surface, folder).mark).exists()]
-    if not missing:
+    missing.sort(key=lambda task: not task.planner.startswith(OURS))
+    for done, task in enumerate(_played(missing, folder, out, min(jobs, len(missing))), 1):
+        told = f"{task.case.surface} {task.case.minutes:g} min {task.planner} {task.seed}"
+        print(f"{done}/{len(missing)} {told}", file=sys.stderr, flush=True)
+
+
+def _played(tasks: Sequence[Task], folder: Path, out: Path, jobs: int) -> Iterator[Task]:
+    """Each task as it is done."""
+    if jobs <= 1:
+        yield from (keep(task, folder, out) for task in tasks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(keep, task, folder, out) for task in missing]
-        for done, future in enumerate(as_completed(waiting), 1):
-            task = future.result()
-            print(f"{done}/{len(missing)} {task.case.surface} {task.case.minutes:g} min {task.planner} {task.seed}")
+        try:
+            for future in as_completed([pool.submit(keep, task, folder, out) for task in tasks]):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def case_row(case: Case, searches: dict[str, dict[int, Search]], surface: Surface) -> dict[str, Any]:
@@ -103,7 +117,15 @@ def case_row(case: Case, searches: dict[str, dict[int, Search]], surface: Surfac
     pairs = {}
     if OURS in searches:
         pairs = {n: pair_row(surface, searches[OURS], found) for n, found in searches.items() if n in rivals.RIVALS}
-    return {"surface": case.surface, "minutes": case.minutes, "planners": planners, "pairs": pairs}
+    with_model = [name for name in searches if name.startswith(WITH) and OURS in searches]
+    models_row = {name: pair_row(surface, searches[name], searches[OURS]) for name in with_model}
+    return {
+        "surface": case.surface,
+        "minutes": case.minutes,
+        "planners": planners,
+        "pairs": pairs,
+        "models": models_row,
+    }
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -122,8 +144,13 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             )
         for name, told in row["pairs"].items():
             yield (
-                f"  ratchet against {name:8} at most 1 % below in {told['as_good']:4.0%} of seeds,"
+                f"  {OURS} against {name:8} at most 1 % below in {told['as_good']:4.0%} of seeds,"
                 f" mean {told['mean']:+.2%} (by raw means {told['raw_as_good']:4.0%}, {told['raw_mean']:+.2%})"
+            )
+        for name, told in row["models"].items():
+            yield (
+                f"  {name} against {OURS} alone: at most 1 % below in {told['as_good']:4.0%} of seeds,"
+                f" mean {told['mean']:+.2%}"
             )
         yield ""
 
@@ -137,14 +164,17 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--planners", nargs="+", choices=PLANNERS, default=list(PLANNERS))
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="searches at a time")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--out", type=Path, help="keep each search in this folder, and skip those that are there")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Plays what is missing and prints the tables."""
+    """Plays what is missing, prints the tables, compares with the goals."""
     options = parse_options()
+    interrupt_on_sigterm()
+    goal = tomllib.loads((HERE / "goals.toml").read_text())["search"]
     chosen = [c for c in CASES if options.only in c.surface and c.minutes in (options.minutes or [c.minutes])]
     with tempfile.TemporaryDirectory(prefix="search-") as scratch:
         out = options.out or Path(scratch)
@@ -159,10 +189,33 @@ def main() -> int:
                 searches[task.planner][task.seed] = read(json.loads(task.path(out, surface.mark).read_text()))
             rows.append(case_row(case, searches, surface))
     print("\n".join(report(rows)))
+    lacking = [line for row in rows for line in missed(row, goal)]
+    for line in lacking:
+        print(f"missed: {line}")
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1))
-    return 0
+        options.json.write_text(json.dumps({"goal": goal, "missed": lacking, "rows": rows}, indent=1))
+    print(f"{last_line(rows, goal)} ({'goals met' if not lacking else f'{len(lacking)} MISSED'})")
+    return 1 if options.check and lacking else 0
+
+
+def last_line(rows: Sequence[dict[str, Any]], goal: dict[str, Any]) -> str:
+    """The deciding figure: in how many seeds we end as well as the rival that is hardest to match."""
+    pairs = [
+        (told["as_good"], name, row["surface"])
+        for row in rows
+        if row["minutes"] == goal["minutes"].get(row["surface"])
+        for name, told in row["pairs"].items()
+    ]
+    seeds = max((told["seeds"] for row in rows for told in row["planners"].values()), default=0)
+    if not pairs:
+        return f"search: {len(rows)} cases of {seeds} seeds, none of them with a goal"
+    share, name, surface = min(pairs)
+    worst = f"in {share:.0%} or more of seeds ({name}, {surface})"
+    return f"search: {len(rows)} cases of {seeds} seeds, at most 1 % below each rival {worst}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("search: interrupted; finished searches are kept with --out")

@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from agent.catalogue import CatalogueFacts, experiments
 from agent.config import SessionConfig
 from agent.connect import planner_for
-from agent.planners.base import Endpoint
 from agent.progress import Silent
 from agent.session import Runner, open_session
+from searching.models import MODELS, Stub
 from searching.outcome import Moment, Search
 from searching.pooling import Setting
 from searching.surfaces import Knob, Surface
 from state import events as ev
+from state.errors import StoppedByOperator
 from state.models import Change, LaunchSpec, Role, TrialStatus
 from state.store import Store
 from tools.benches.builtin import fixed_prompts
@@ -34,6 +34,7 @@ from tools.target import RunRequest
 SHORT_NIGHT_S = 3600
 SHORT = {"baseline_runs": 3, "max_blocks": 3, "max_runs": 1}
 """What a person who has less than an hour asks of the judge; the demo's session file says the same."""
+MODEL = {"kind": "model", "model": {"base_url": "http://stub.invalid/v1", "model": "stub"}}
 MEAN_COUNTS = 0.9
 """A load point may lose as much as others gain, as for the rivals: the mean over all of them is what counts."""
 OFF_GRID_S = 0.9
@@ -138,8 +139,8 @@ def _known(knob: Knob) -> list[KnownFlag]:
     ]
 
 
-def session_config(surface: Surface, seed: int, budget_s: float) -> SessionConfig:
-    """The session file that a person would write for this surface."""
+def session_config(surface: Surface, seed: int, budget_s: float, model: bool = False) -> SessionConfig:
+    """The session file that a person would write for this surface; `model`: with a language model beside."""
     known = _catalogued(surface)
     own: list[dict[str, Any]] = []
     only: list[str] = []
@@ -162,7 +163,7 @@ def session_config(surface: Surface, seed: int, budget_s: float) -> SessionConfi
                 "guards": {"other_points_tolerance": MEAN_COUNTS},
             },
             "policy": {"budget": {"time_s": budget_s, "experiments": 1000, "restarts": 10000}},
-            "planner": {"only": only or ["nothing-of-the-catalogue"]},
+            "planner": {"only": only or ["nothing-of-the-catalogue"], **(MODEL if model else {})},
             "experiments": own,
         }
     )
@@ -195,26 +196,26 @@ def _idea(knob: Knob, value: str, changes: Sequence[Change]) -> dict[str, Any]:
     }
 
 
-def searched(surface: Surface, seed: int, budget_s: float, endpoint: Endpoint | None = None) -> Search:
-    """A whole session within the budget."""
+def searched(surface: Surface, seed: int, budget_s: float, model: str | None = None) -> Search:
+    """A whole session within the budget, with one of the made-up language models beside the catalogue or without."""
     where = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="search-", dir=where) as folder:
-        config = session_config(surface, seed, budget_s)
-        return asyncio.run(_session(Path(folder), surface, config, str(seed), endpoint))
+        config = session_config(surface, seed, budget_s, model is not None)
+        return asyncio.run(_session(Path(folder), surface, config, str(seed), model))
 
 
-async def _session(
-    folder: Path, surface: Surface, config: SessionConfig, seed: str, endpoint: Endpoint | None
-) -> Search:
+async def _session(folder: Path, surface: Surface, config: SessionConfig, seed: str, model: str | None) -> Search:
     target = SimulatedTarget(folder / "world", scenario(surface), Played(surface, seed))
-    store: AbstractContextManager[Store] = Store.write(folder / "state.db", lambda: target.clock)
-    with store as written:
+    endpoint = None if model is None else Stub(MODELS[model](surface), target.pause)
+    with Store.write(folder / "state.db", lambda: target.clock) as store:
         session_id = f"seed-{seed}"
-        open_session(written, session_id, config, await target.adopt())
-        runner = Runner(written, session_id, target, config, planner_for(config), Silent(), endpoint=endpoint)
+        open_session(store, session_id, config, await target.adopt())
+        runner = Runner(store, session_id, target, config, planner_for(config), Silent(), endpoint=endpoint)
         code = await runner.run()
+        if code == StoppedByOperator.exit_code:
+            raise KeyboardInterrupt  # the session takes the signals that end this program
         assert code == 0, f"the session of seed {seed} ended with {code}"
-        return _told(written, session_id, surface, target.clock)
+        return _told(store, session_id, surface, target.clock)
 
 
 def _told(store: Store, session_id: str, surface: Surface, seconds: float) -> Search:

@@ -76,3 +76,27 @@ def pair_row(surface: Surface, ours: Searches, theirs: Searches) -> dict[str, An
 def share_above(values: Sequence[float], least: float) -> float:
     """Share of the values that are not below."""
     return fmean(value >= least for value in values)
+
+
+def missed(row: Mapping[str, Any], goal: Mapping[str, Any]) -> list[str]:
+    """What the goals ask for in one case and the row doesn't show; only one budget of each surface has goals."""
+    if row["minutes"] != goal["minutes"].get(row["surface"]):
+        return []
+    planners, where = row["planners"], f"{row['surface']}, {row['minutes']:g} min"
+    found = []
+    for name, told in row["pairs"].items():
+        if told["as_good"] < goal["min_as_good"]:
+            found.append(f"{where}: as good as {name} in {told['as_good']:.0%} of seeds")
+        beatable = planners[name]["below_best"] > goal["nothing_left"]
+        if told["mean"] <= (0.0 if beatable else -goal["nothing_left"]):
+            found.append(f"{where}: {told['mean']:+.2%} against {name} in the mean")
+    for name, told in row["models"].items():
+        if name.endswith("+good"):
+            continue
+        if told["as_good"] < goal["min_as_good"] or told["mean"] < math.log(1 - SLACK):
+            found.append(f"{where}: {name} as good as alone in {told['as_good']:.0%}, mean {told['mean']:+.2%}")
+    if OURS in planners and "tpe" in planners:
+        ours, theirs = planners[OURS]["arrival_s"], planners["tpe"]["arrival_s"]
+        if ours > goal["max_arrival_share"] * theirs:
+            found.append(f"{where}: 98 % of the best after {ours / 60:.1f} min, TPE after {theirs / 60:.1f}")
+    return found
