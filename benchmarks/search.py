@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kept import interrupt_on_sigterm
-from searching import models, ours, rivals, surfaces
-from searching.outcome import Search, read
-from searching.scores import OURS, missed, pair_row, planner_row
-from searching.surfaces import Surface
-
 HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+
+from benchmarks.kept import interrupt_on_sigterm  # noqa: E402
+from benchmarks.searching import models, ours, rivals, surfaces  # noqa: E402
+from benchmarks.searching.outcome import Search, read  # noqa: E402
+from benchmarks.searching.scores import OURS, missed, pair_row, planner_row  # noqa: E402
+from benchmarks.searching.surfaces import Surface  # noqa: E402
+
 DATA = HERE / "data"
 WITH = f"{OURS}+"
 PLANNERS = (OURS, *(WITH + name for name in models.MODELS), *rivals.RIVALS)
@@ -179,14 +181,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="search-") as scratch:
         out = options.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
-        tasks = [Task(c, name, seed) for c in chosen for name in options.planners for seed in range(options.seeds)]
+        tasks = [
+            Task(case, name, seed)
+            for case in chosen
+            for name in options.planners
+            for seed in range(options.seeds)
+            if not name.startswith(WITH) or case.minutes == goal["minutes"].get(case.surface)
+        ]
         play_missing(tasks, options.data, out, options.jobs)
         rows = []
         for case in chosen:
             surface = surface_of(case.surface, options.data)
-            searches: dict[str, dict[int, Search]] = {name: {} for name in options.planners}
+            searches: dict[str, dict[int, Search]] = {}
             for task in (task for task in tasks if task.case == case):
-                searches[task.planner][task.seed] = read(json.loads(task.path(out, surface.mark).read_text()))
+                searches.setdefault(task.planner, {})[task.seed] = read(
+                    json.loads(task.path(out, surface.mark).read_text())
+                )
             rows.append(case_row(case, searches, surface))
     print("\n".join(report(rows)))
     lacking = [line for row in rows for line in missed(row, goal)]

@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from searching.pooling import Setting
-from searching.surfaces import Surface
+from benchmarks.searching.spaces import Setting
+from benchmarks.searching.surfaces import Surface
 from state.exchanges import Ask, Reply
 from state.models import Change
 

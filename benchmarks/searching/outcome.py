@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from searching.pooling import Setting
+from benchmarks.searching.spaces import Setting
 
 
 @dataclass(frozen=True)

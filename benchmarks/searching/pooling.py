@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.searching.spaces import Setting
+
 Floats = NDArray[np.float64]
-Setting = tuple[str, ...]
 ORDER = 2
 """Knobs in one interaction, at most."""
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import optuna
 
-from searching.outcome import Moment, Search
-from searching.pooling import Setting
-from searching.surfaces import Surface
+from benchmarks.searching.outcome import Moment, Search
+from benchmarks.searching.spaces import Setting, Space
+from benchmarks.searching.surfaces import Surface
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -35,11 +35,11 @@ class Rival(Protocol):
 class Tpe:
     """Optuna's default sampler over categorical knobs; a launch that fails is told as a failed trial."""
 
-    def __init__(self, surface: Surface, seed: int) -> None:
-        self.knobs = surface.knobs
+    def __init__(self, space: Space, seed: int) -> None:
+        self.knobs = space.knobs
         sampler = optuna.samplers.TPESampler(seed=seed)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
-        self.study.enqueue_trial(dict(zip((knob.name for knob in self.knobs), surface.found, strict=True)))
+        self.study.enqueue_trial(dict(zip((knob.name for knob in self.knobs), space.found, strict=True)))
 
     def ask(self) -> Setting:
         """The sampler's suggestion; the first is what was found."""
@@ -55,8 +55,8 @@ class Tpe:
 class Listed:
     """Settings in a given order, after what was found."""
 
-    def __init__(self, surface: Surface, order: list[Setting]) -> None:
-        self.left = iter([surface.found, *(one for one in order if one != surface.found)])
+    def __init__(self, space: Space, order: list[Setting]) -> None:
+        self.left = iter([space.found, *(one for one in order if one != space.found)])
 
     def ask(self) -> Setting | None:
         """The next of the list."""
@@ -66,32 +66,32 @@ class Listed:
         """Nothing is learned."""
 
 
-def random_search(surface: Surface, seed: int) -> Listed:
+def random_search(space: Space, seed: int) -> Listed:
     """Every setting in random order, none twice."""
-    order = surface.settings
+    order = space.settings
     random.Random(seed).shuffle(order)
-    return Listed(surface, order)
+    return Listed(space, order)
 
 
-def grid(surface: Surface, seed: int) -> Listed:
+def grid(space: Space, seed: int) -> Listed:
     """All combinations one knob after the other; which knob turns fastest depends on the seed."""
-    knobs = list(range(len(surface.knobs)))
+    knobs = list(range(len(space.knobs)))
     random.Random(seed).shuffle(knobs)
     order = []
-    for values in itertools.product(*(surface.knobs[knob].values for knob in knobs)):
+    for values in itertools.product(*(space.knobs[knob].values for knob in knobs)):
         turned = dict(zip(knobs, values, strict=True))
         order.append(tuple(turned[knob] for knob in sorted(turned)))
-    return Listed(surface, order)
+    return Listed(space, order)
 
 
 class Greedy:
     """One knob's value at a time from the best so far, one run, kept if it is higher; ends after a round without."""
 
-    def __init__(self, surface: Surface, seed: int) -> None:
-        self.knobs = surface.knobs
-        self.order = [(at, value) for at, knob in enumerate(surface.knobs) for value in knob.values]
+    def __init__(self, space: Space, seed: int) -> None:
+        self.knobs = space.knobs
+        self.order = [(at, value) for at, knob in enumerate(space.knobs) for value in knob.values]
         random.Random(seed).shuffle(self.order)
-        self.best, self.value = surface.found, float("-inf")
+        self.best, self.value = space.found, float("-inf")
         self.steps = self._steps()
 
     def ask(self) -> Setting | None:
@@ -113,7 +113,7 @@ class Greedy:
                     yield (*self.best[:at], value, *self.best[at + 1 :])
 
 
-RIVALS: dict[str, Callable[[Surface, int], Rival]] = {
+RIVALS: dict[str, Callable[[Space, int], Rival]] = {
     "tpe": Tpe,
     "random": random_search,
     "grid": grid,

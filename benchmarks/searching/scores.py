@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from searching.outcome import Search
-from searching.surfaces import Surface
+from benchmarks.searching.outcome import Search
+from benchmarks.searching.surfaces import Surface
 
 OURS = "ratchet"
 NEAR = 0.98

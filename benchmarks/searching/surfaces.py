@@ -12,7 +12,6 @@ and adds up their effects. That is no evidence of how values go together, only a
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import random
@@ -22,22 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
-from searching.pooling import Floats, Pooled, Setting, pooled
-from state.models import Change, LoadPoint, digest
-
-CHANGES: TypeAdapter[tuple[Change, ...]] = TypeAdapter(tuple[Change, ...])
-DATA = Path(__file__).resolve().parent.parent / "data"
-
-
-@dataclass(frozen=True)
-class Knob:
-    """Something that can be turned: its values, the first as found, and the changes that bring each about."""
-
-    name: str
-    tags: tuple[str, ...]
-    values: Mapping[str, tuple[Change, ...]]
+from benchmarks.searching.pooling import Floats, Pooled, pooled
+from benchmarks.searching.spaces import Setting, Space
+from state.models import digest
 
 
 @dataclass(frozen=True)
@@ -75,18 +62,11 @@ class Luck:
     run: Mapping[str, Floats]
 
 
-class Surface:
+class Surface(Space):
     """One recorded server."""
 
     def __init__(self, name: str, space: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> None:
-        self.name = name
-        self.knobs = tuple(_knob(one) for one in space["knobs"])
-        self.engine = str(space.get("engine", "llamacpp"))
-        self.cores = int(space.get("cores", 2))
-        self.gpus = int(space.get("gpus", 0))
-        self.base = tuple(str(space["base"]).split())
-        self.points = tuple(LoadPoint.model_validate(point) for point in space["load_points"])
-        self.mark = digest([space, list(launches)], 8)
+        super().__init__(name, space)
         self.mark = digest([space, list(launches)], 8)
         self.starts: dict[Setting, list[Launched]] = {}
         for row in launches:
@@ -102,16 +82,6 @@ class Surface:
             self.composed = self._compose(tuple(space["reference"]))
 
     # --- what is true --------------------------------------------------------------------------------------
-
-    @property
-    def found(self) -> Setting:
-        """What a session finds."""
-        return tuple(next(iter(knob.values)) for knob in self.knobs)
-
-    @property
-    def settings(self) -> list[Setting]:
-        """Every combination, recorded or not."""
-        return list(itertools.product(*(knob.values for knob in self.knobs)))
 
     def log_tok_s(self, setting: Setting, point: str) -> float | None:
         """The truth at one load point; None for what never serves."""
@@ -145,6 +115,11 @@ class Surface:
                     told[setting] = told[reference] + sum(told[part] - told[reference] for part in parts)
         return missing
 
+    @property
+    def slowest_start_s(self) -> float:
+        """The longest that any launch took."""
+        return max(map(self._start_s, self.starts))
+
     def _start_s(self, setting: Setting) -> float:
         return max(launch.seconds for launch in self.starts[setting])
 
@@ -167,11 +142,6 @@ class Surface:
         load = next(one for one in self.points if one.name == point)
         tok_s = math.exp(value)
         return Ran(tok_s, load.requests * load.output_tokens / tok_s, self.idle_s[point])
-
-
-def _knob(one: Mapping[str, Any]) -> Knob:
-    values = {value: CHANGES.validate_python(changes) for value, changes in one["values"].items()}
-    return Knob(one["name"], tuple(one["tags"]), values)
 
 
 def load(space: Path, launches: Path) -> Surface:
