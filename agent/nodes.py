@@ -166,7 +166,7 @@ class Nodes:
         def objects(setting: Setting) -> bool:
             return refiner.objection(setting, parent, self.target, self.config, model) is not None
 
-        begins = not learned.tried and not learned.made
+        begins = refiner.begins(self.store, self.session_id)
         refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
         self.hands.write(*refiner.decided(self.store, self.session_id, new, refined))
         return {"next": "choose"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from agent.levers import Lever, Point, Range, Setting, defaults_of, levers, moved, number, plain, point, together
@@ -20,8 +21,12 @@ FURTHER = 12
 """Points that are asked for at a time."""
 WORTH = 0.25
 """An idea is worth its launches when its expected improvement is at least this part of the smallest relevant gain."""
+PATIENCE = 4
+"""After so many refinements that came to nothing in a row the next one has to promise twice as much."""
 BELIEVED = 0.5
 """What a catalogue hopes for is believed by half: most of what is hoped for is not found."""
+AGAIN = 2
+"""So often what did not start all at once is tried with less."""
 MOST_AT_ONCE = 8
 """More changes than this are never made together: nobody could tell any more what a failure is due to."""
 SETTINGS = 2
@@ -88,11 +93,11 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
 
     `objects` says whether a setting cannot be made on known-good, or may not.
     """
-    moves = levers(learned.engine, learned.ideas, learned.found)
+    moves = levers(learned.engine, _written(learned.ideas), learned.found)
     model = _Model(learned, moves)
     offered = {one.setting: one for one in (*_further(moves, model, ask), *_combined(moves, model))}
     fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting)]
-    worth = WORTH * math.log1p(learned.minimal_effect)
+    worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
     for one in sorted(model.weighed(fresh), key=lambda one: (-one.hoped, len(one.setting), one.what)):
         if one.hoped < worth or len(chosen) == AT_ONCE:
@@ -107,26 +112,61 @@ def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
 
     One comparison then tells what would take one for each, and what of it does not help is found by going back on
     single settings. Ideas that change the numbers a model computes with stay out: they are to be judged by themselves.
+    Where it did not start it is tried again without what the refusal speaks of, else with its better half.
     """
     moves = levers(learned.engine, learned.pending, learned.found)
     model = _Model(learned, moves)
-    promising = [
+    held = _gathered(_promising(learned), model, objects)
+    setting = together(plain(idea) for idea in held) if len(held) >= SETTINGS else None
+    if setting is None or len(learned.tried) > AGAIN:
+        return []
+    (told,) = model.weighed([Candidate(setting=setting, what=_label(setting), why="what promises most, all at once")])
+    return [_experiment(told, learned, moves, learned.made + 1).model_copy(update={"priority": 1.0})]
+
+
+def _promising(learned: Learned) -> list[Experiment]:
+    """The ideas to be made at once, best first, by what became of the attempts before."""
+    found = [
         idea
         for idea in learned.pending
         if plain(idea) and idea.tier == 1 and not idea.numerics and idea.expected_gain >= learned.minimal_effect
     ]
-    setting: Setting = ()
-    for idea in sorted(promising, key=lambda idea: (-idea.expected_gain, -idea.priority, idea.id)):
-        names = {change.name for change in setting}
-        more = together((setting, *model.needed((plain(idea),))))
-        clashes = any(change.name in names for change in plain(idea))
-        if more is not None and not clashes and len(more) <= MOST_AT_ONCE and not objects(more):
-            setting = more
-    held = [idea for idea in promising if plain(idea) and {*plain(idea)} <= {*setting}]
-    if len(held) < SETTINGS:
-        return []
-    (told,) = model.weighed([Candidate(setting=setting, what=_label(setting), why="what promises most, all at once")])
-    return [_experiment(told, learned, moves, learned.made + 1).model_copy(update={"priority": 1.0})]
+    found.sort(key=lambda idea: (-idea.expected_gain, -idea.priority, idea.id))
+    for one in learned.tried:
+        names = {change.name for change in plain(one.experiment)}
+        parts = [idea for idea in found if {*plain(idea)} <= {*plain(one.experiment)}]
+        blamed = {name for name in names if _speaks_of(one.cause, name)}
+        sound = [idea for idea in parts if not blamed & {change.name for change in plain(idea)}]
+        found = sound if len(sound) < len(parts) else parts[: len(parts) // 2]
+    return found
+
+
+def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> list[Experiment]:
+    """Of each lever the best idea, as far as they go together."""
+    held: list[Experiment] = []
+    for idea in ideas:
+        more = together(plain(one) for one in (*held, idea))
+        names = {change.name for one in held for change in plain(one)}
+        clashes = more is None or any(change.name in names for change in plain(idea))
+        serves = not model.needed((plain(idea),))
+        if more is not None and not clashes and not serves and len(more) <= MOST_AT_ONCE and not objects(more):
+            held.append(idea)
+    return held
+
+
+def _written(ideas: Sequence[Experiment]) -> list[Experiment]:
+    """What somebody wrote down: combinations of combinations would have no end."""
+    return [idea for idea in ideas if idea.source.kind != "refinement"]
+
+
+def _fruitless(learned: Learned) -> int:
+    """How many refinements in a row came to nothing."""
+    count = 0
+    for one in reversed(learned.tried):
+        if one.outcome is Outcome.BETTER or one.experiment.source.kind != "refinement":
+            break
+        count += 1
+    return count
 
 
 def _overlaps(one: Candidate, other: Candidate) -> bool:
@@ -153,8 +193,8 @@ class _Model:
         self.known_good = self.at(learned.known_good)
         self.hopes = [
             (moved({}, plain(idea), self.defaults), BELIEVED * math.log1p(max(0.0, idea.expected_gain)))
-            for idea in learned.ideas
-            if plain(idea) and idea.source.kind != "refinement"
+            for idea in _written(learned.ideas)
+            if plain(idea)
         ]
         self.seen = [self._seen(one) for one in learned.tried if one.outcome not in NOT_MEASURED]
 
@@ -227,7 +267,7 @@ class _Model:
             before, failed = self.at(one.parent), self.at(one.candidate)
             blamed = {name for name in failed if failed[name] != before[name]}
             topics = frozenset(topic for name in blamed for topic in self.topics[name])
-            blamed |= {name for name in failed if self.topics[name] & topics or _named(name, one.cause)}
+            blamed |= {name for name in failed if self.topics[name] & topics or _speaks_of(one.cause, name)}
             if all(at[name] == failed[name] for name in blamed):
                 return True
         return False
@@ -249,10 +289,13 @@ def _holds(at: Point, sets: Mapping[str, str]) -> bool:
     return all(at.get(name) == value for name, value in sets.items())
 
 
-def _named(name: str, cause: str) -> bool:
-    """Whether a refusal speaks of a flag, however it spells it."""
-    bare = name.strip("-").replace("-", "_").lower()
-    return bare in cause.replace("-", "_").lower()
+def _speaks_of(cause: str, name: str) -> bool:
+    """Whether a refusal speaks of a flag or variable, however it spells it: by at least half of the name's words."""
+    said, words = {*_WORD.findall(cause.lower())}, _WORD.findall(name.lower())
+    return 2 * sum(word in said for word in words) >= len(words) > 0
+
+
+_WORD = re.compile(r"[a-z0-9]+")
 
 
 # --- where further points come from ------------------------------------------------------------------------------
@@ -328,7 +371,7 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
         changes=one.setting,
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
         priority=min(1.0, 0.5 + guess.hoped),
-        expected_gain=math.expm1(one.mean),
+        expected_gain=math.expm1(guess.hoped),
         needs=tuple(dict.fromkeys(need for idea in ideas if {*plain(idea)} <= {*one.setting} for need in idea.needs)),
         numerics=any(idea.numerics for idea in ideas),
         source=Source(kind="refinement"),

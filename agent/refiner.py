@@ -21,6 +21,7 @@ from state.models import (
     Disruption,
     Experiment,
     LaunchSpec,
+    Outcome,
     Purpose,
     Role,
     Todo,
@@ -31,6 +32,10 @@ from tools.target import Target
 
 LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
 ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
+TOO_FEW = "no two ideas that promise enough go together from the beginning"
+NOT_WORTH = (
+    "no setting, number or pair that was not tried promises enough by what was measured to be worth its launches"
+)
 WAITS = frozenset({TodoStatus.PENDING, TodoStatus.IN_PROGRESS})
 
 
@@ -42,10 +47,18 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     kinds = [decision["kind"] for decision in store.decisions(session_id)]
     if DecisionKind.REFINE.value in kinds:
         kinds = kinds[len(kinds) - kinds[::-1].index(DecisionKind.REFINE.value) :]
-        if DecisionKind.KEEP.value not in kinds and not (idle and LEARNED & {*kinds}):
+        news = LEARNED & {*kinds}
+        if not news or not (DecisionKind.KEEP.value in news or idle or begins(store, session_id)):
             return False
     ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
     return not ending and affordable(store, session_id, config)
+
+
+def begins(store: Store, session_id: str) -> bool:
+    """Whether nothing was tried yet but what promises most all at once, and that never started."""
+    tries = {todo.id: todo.experiment for todo in store.todos(session_id) if todo.experiment.tries}
+    said = {name: verdict for name, verdict in store.verdicts(session_id).items() if name in tries}
+    return all(name.startswith(OWN) and verdict.outcome is Outcome.FAILED for name, verdict in said.items())
 
 
 def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment]) -> Learned:
@@ -86,14 +99,15 @@ def objection(
 
 def decided(store: Store, session_id: str, new: Sequence[Experiment], refined: Sequence[Experiment]) -> list[ev.Event]:
     """What is added to the list, and the decision that says why; also when nothing is."""
+    nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
     words += [f"{one.id} fits the configuration that was kept" for one in new]
     decision = store.decide(
         session_id,
         kind=DecisionKind.REFINE,
         subject=session_id,
-        what=f"{len(words)} experiments more" if words else "nothing more is worth its launches",
-        reason="; ".join(words) or "no setting, number or pair that was not tried promises enough by what was measured",
+        what=f"{len(words)} more on the list" if words else "nothing more on the list",
+        reason="; ".join(words) or nothing,
     )
     return [*(ev.TodoAdded(experiment=one) for one in (*new, *refined)), ev.DecisionMade(decision=decision)]
 

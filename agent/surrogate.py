@@ -2,7 +2,8 @@
 
 A Gaussian process over configurations. The log of the objective is taken for a sum of what each flag or variable does
 by itself and of what each two of them do together: k(x, y) = Σ_a m² s_a + Σ_(a<b) p_ab² s_a s_b, where s_a is how alike
-x and y are at the name a: 1 for equal values, 0 for others, and for numbers exp(-|log x_a - log y_a| / log 4).
+x and y are at the name a: 1 for equal values, 0 for others, and for numbers exp(-|log x_a - log y_a| / log 4), with
+log(1 + x) where a value is 0.
 (Additive kernels with interactions: Duvenaud, Nickisch, Rasmussen 2011, "Additive Gaussian Processes".) Only ratios are
 ever measured, so it is conditioned on differences between two configurations. Its figures order the list and stop the
 search; whether something is kept is the judge's to say.
@@ -27,6 +28,7 @@ RELATED = 0.2
 UNRELATED = 0.04
 """The same for two settings that share no topic."""
 LENGTH = math.log(4)
+MOST = 2.0
 LEAST_DOUBT = 0.01
 """No measured ratio is known better than this."""
 
@@ -73,7 +75,7 @@ def guesses(
     """
     names = sorted(topics)
     every = [*points, over, *(one.base for one in seen), *(one.to for one in seen)]
-    alike = _scale(seen) ** 2 * _alike(every, names, topics)
+    alike = _alike(every, names, topics, ALONE * _scale(seen))
     hopes = np.array([hope(one) for one in every])
     n, m = len(points), len(seen)
     ours = np.zeros((n, len(every)))
@@ -99,18 +101,18 @@ Matrix = NDArray[np.float64]
 
 
 def _scale(seen: Sequence[Seen]) -> float:
-    """How much larger effects are here than was thought: what was measured tells, as soon as it says more."""
+    """How much larger effects of settings are here than was thought; collapses alone shall not make all seem open."""
     if not seen:
         return 1.0
-    return max(1.0, math.sqrt(sum(one.effect**2 for one in seen) / len(seen)) / ALONE)
+    return min(MOST, max(1.0, math.sqrt(sum(one.effect**2 for one in seen) / len(seen)) / ALONE))
 
 
-def _alike(points: Sequence[Point], names: Sequence[str], topics: Mapping[str, frozenset[str]]) -> Matrix:
+def _alike(points: Sequence[Point], names: Sequence[str], topics: Mapping[str, frozenset[str]], alone: float) -> Matrix:
     """The kernel over all points."""
     single = [_alike_at([one.get(name, "") for one in points]) for name in names]
     total = np.zeros((len(points), len(points)))
     for one in single:
-        total += ALONE**2 * one
+        total += alone**2 * one
     for (a, left), (b, right) in itertools.combinations(zip(names, single, strict=True), 2):
         both = RELATED if topics[a] & topics[b] else UNRELATED
         total += both**2 * left * right
@@ -120,10 +122,11 @@ def _alike(points: Sequence[Point], names: Sequence[str], topics: Mapping[str, f
 def _alike_at(values: Sequence[str]) -> Matrix:
     """How alike the points are at one name."""
     numbers = [number(value) for value in values]
-    if any(value is None or value <= 0 for value in numbers):
+    if any(value is None or value < 0 for value in numbers):
         labels = np.array(values)
         equal: Matrix = (labels[:, None] == labels[None, :]).astype(float)
         return equal
-    logs = np.log(np.array(numbers, dtype=float))
+    sizes = np.array(numbers, dtype=float)
+    logs = np.log(sizes) if sizes.min() > 0 else np.log1p(sizes)
     near: Matrix = np.exp(-np.abs(logs[:, None] - logs[None, :]) / LENGTH)
     return near

@@ -180,3 +180,18 @@ def test_a_kept_bundle_is_taken_apart_where_a_part_may_do_harm() -> None:
     know = learned(here, tried(bundle, here, Outcome.BETTER, 0.1), ideas=ideas)
     offered = [made(one) for one in refinements(know, asked, nobody_objects)]
     assert {"--threads 1"} in offered or {"--slots 1"} in offered
+
+
+def test_what_did_not_start_all_at_once_is_tried_without_what_the_refusal_speaks_of() -> None:
+    here = spec(threads="1", slots="1", flash_attn="off", cache_type_v="f16")
+    ideas = (
+        flag("--threads", "2", expected_gain=0.3),
+        flag("--slots", "4", expected_gain=0.25),
+        flag("--cache-type-v", "q8_0", expected_gain=0.2),
+    )
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas), nobody_objects)
+    failed = tried(first, here, Outcome.FAILED, cause="quantized V cache requires flash_attn to be enabled")
+    (second,) = all_at_once(learned(here, failed, ideas=ideas, pending=ideas, made=1), nobody_objects)
+    assert made(second) == {"--threads 2", "--slots 4"}
+    silent = tried(first, here, Outcome.FAILED, cause="exit code 139")
+    assert all_at_once(learned(here, silent, ideas=ideas, pending=ideas, made=1), nobody_objects) == []
