@@ -304,7 +304,7 @@ def parse_options() -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description="Ratchet, TPE and random search on the demo's real server.")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=5.0, help="wall time of each search")
+    parser.add_argument("--minutes", type=float, default=8.0, help="wall time of each search; the demo has as much")
     parser.add_argument("--rounds", type=int, default=4, help="of the final comparison")
     parser.add_argument("--space", type=Path, default=HERE / "data" / "llamacpp_space.json")
     parser.add_argument("--busy", action="store_true", help="void no run for other work: a trial, and no proof")
