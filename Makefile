@@ -41,7 +41,9 @@ bench: install
 	$(BIN)/python benchmarks/client_rate.py --check
 	$(BIN)/python benchmarks/judge.py --check
 	$(BIN)/python benchmarks/answers.py --check
+	$(BIN)/python benchmarks/search.py --check
 	$(if $(REAL),$(BIN)/python benchmarks/real_night.py --check)
+	$(if $(REAL),$(BIN)/python benchmarks/search_live.py --check)
 
 native: install
 	sh scripts/build-llama-server.sh

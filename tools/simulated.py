@@ -2,7 +2,9 @@
 
 For speed and for faults that cannot be had otherwise. The world outlives the agent (a SIGKILL leaves it as it is),
 figures are drawn from the names of launch and run, so that asking twice gives the same answer, and every launch
-and run is written to `world.log` by the world itself, where tests count them.
+and run is written to `world.log` by the world itself, where tests count them. A recorded server can be played instead
+of a scenario's effects: then the world's clock goes on by what its launches and runs took, and the world, of which
+nothing but one long session is asked, stays in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import random
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -44,6 +46,8 @@ CORES = 4
 LOAD_LOOK_S = 0.5
 LOOK_S = 0.02
 HOLD = "hold"
+LOOKS = 8
+"""How often a run of a recorded server is seen running, about."""
 
 
 class SimEffect(Frozen):
@@ -90,6 +94,10 @@ class Scenario(Frozen):
     engine: str = Field(default="llamacpp", description="whose failure rules apply")
     flags: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     known_flags: frozenset[str]
+    env: dict[str, str] = Field(default_factory=dict)
+    env_prefixes: tuple[str, ...] = ()
+    cores: int = CORES
+    gpus: int = 0
     knobs: tuple[KnownFlag, ...] = Field(default=(), description="of these flags the values are checked too")
     base_tok_s: dict[str, float]
     effects: tuple[SimEffect, ...] = ()
@@ -105,13 +113,42 @@ class Scenario(Frozen):
     seed: int = 1
 
 
-class SimulatedTarget:
-    """A Target whose world is the folder `path`."""
+class RecordedStart(Frozen):
+    """How a launch of a recorded server goes: how long until it serves or ends, and the log with which it ends."""
 
-    def __init__(self, path: Path, scenario: Scenario) -> None:
+    seconds: float
+    refused: str | None = None
+
+
+class RecordedRun(Frozen):
+    """How a run of a recorded server goes: its figure, its measured window, and what it takes beyond that."""
+
+    tok_s: float
+    measured_s: float
+    idle_s: float = 0.0
+
+
+class Recorded(Protocol):
+    """A recorded server: the same names always get the same answer."""
+
+    def start(self, launch: str, spec: LaunchSpec) -> RecordedStart:
+        """What comes of a launch."""
+        ...
+
+    def run(self, launch: str, run: str, spec: LaunchSpec, request: RunRequest) -> RecordedRun:
+        """What comes of a run on a launch."""
+        ...
+
+
+class SimulatedTarget:
+    """A Target whose world is the folder `path`, or in memory where a recorded server is played."""
+
+    def __init__(self, path: Path, scenario: Scenario, recorded: Recorded | None = None) -> None:
         self.name = "simulated"
         self.path = path
         self.scenario = scenario
+        self.recorded = recorded
+        self._remembered: dict[str, Any] = {}
         path.mkdir(parents=True, exist_ok=True)
         if not self._file.exists():
             self._save({"pids": 100, "clock": 0.0, "server": self._process("adopted", self._original(), 100)})
@@ -195,12 +232,13 @@ class SimulatedTarget:
     async def facts(self) -> TargetFacts:
         """A small, fixed host."""
         return TargetFacts(
-            cores=CORES,
+            cores=self.scenario.cores,
             mem_available_mb=8192,
-            gpus=0,
+            gpus=self.scenario.gpus,
             known_flags=self.scenario.known_flags,
             engine_version="sim-1",
             knobs=self.scenario.knobs,
+            env_prefixes=self.scenario.env_prefixes,
         )
 
     def derive(self, spec: LaunchSpec, changes: tuple[Change, ...]) -> LaunchSpec:
@@ -253,8 +291,9 @@ class SimulatedTarget:
         stopped()
         world["launches"].append(key)
         world["pids"] += 1
-        world["server"] = self._process(key, spec.as_started, world["pids"]) | self._refusal(spec.as_started, world)
-        world["clock"] += self.scenario.launch_s
+        start = self._start(key, spec.as_started, world)
+        world["server"] = self._process(key, spec.as_started, world["pids"]) | start
+        world["clock"] += start["load_s"]
         slow_s = sum(effect.slow_s for effect in self._effects(spec.as_started))
         world["server"] |= {"slow_s": slow_s, "loads_until": world["clock"] + slow_s}
         self._log("launch", key, spec.fingerprint)
@@ -283,7 +322,7 @@ class SimulatedTarget:
             self._save(world)
             return diagnose(self.scenario.engine, server["refused"], server["exit"])
         process = ProcessId(pid=server["pid"], start_ticks=server["pid"], boot_id=world.get("boot", BOOT))
-        return Ready(process=process, load_s=self.scenario.launch_s + server.get("slow_s", 0.0))
+        return Ready(process=process, load_s=server.get("load_s", self.scenario.launch_s) + server.get("slow_s", 0.0))
 
     async def adjust(self, key: str, spec: LaunchSpec) -> Failure | None:
         """Set what is live of the spec, once."""
@@ -320,6 +359,7 @@ class SimulatedTarget:
             "launch": world["server"]["key"],
             "spec": world["server"]["spec"],
             "said": self._spoilt(world) if request.launch == world["server"]["key"] else "",
+            **self._timed(key, request, world),
         }
         self._log("run", key, request.point.name)
         self._save(world)
@@ -330,6 +370,8 @@ class SimulatedTarget:
         run = world.get("runs", {}).get(key)
         if run is None:
             return RunState(phase="absent")
+        if run.get("ends_at") is not None:
+            return _seen(run, world["clock"])
         if run["polls"] > 0:
             run["polls"] -= 1
             self._save(world)
@@ -343,9 +385,7 @@ class SimulatedTarget:
             raise CommandFailed(f"run {key} left no result", where={"host": self.name, "key": key})
         request = RunRequest.model_validate(run["request"])
         spec = LaunchSpec.model_validate(run["spec"])
-        rate = self.true_tok_s(spec, request.point.name)
-        rate *= self._draw(self.scenario.launch_noise, run["launch"], request.point.name)
-        rate *= self._draw(self.scenario.run_noise, run["launch"], key, str(request.seed))
+        rate = run["tok_s"] if "tok_s" in run else self._drawn(spec, run["launch"], key, request)
         failed = sum(effect.fails for effect in self._effects(spec))
         result = _result(key, request, rate, self.scenario.foreign_cores, failed)
         return result.model_copy(update={"answers": self._answers(spec)}) if request.answers else result
@@ -358,7 +398,7 @@ class SimulatedTarget:
         """End it now."""
         world = self._load()
         if key in world.get("runs", {}):
-            world["runs"][key]["polls"] = 0
+            world["runs"][key] |= {"polls": 0, "ends_at": None}
             self._save(world)
 
     async def foreign_cores(self) -> float | None:
@@ -436,7 +476,7 @@ class SimulatedTarget:
     async def pause(self, seconds: float) -> None:
         """Advance the world's clock instead of waiting."""
         world = self._load()
-        world["clock"] += seconds
+        world["clock"] += max(seconds, self._patience_s(world))
         self._save(world)
         await asyncio.sleep(0)
 
@@ -451,6 +491,41 @@ class SimulatedTarget:
         for effect in self._effects(spec):
             rate *= effect.ratio.get(point, effect.ratio.get("*", 1.0))
         return rate
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds that have passed in the world."""
+        return float(self._load()["clock"])
+
+    def _start(self, key: str, spec: LaunchSpec, world: dict[str, Any]) -> dict[str, Any]:
+        """How long a launch that begins now loads, and with which log and exit code it ends if it does."""
+        if self.recorded is None:
+            return {"load_s": self.scenario.launch_s} | self._refusal(spec, world)
+        start = self.recorded.start(key, spec)
+        ends = {} if start.refused is None else {"refused": start.refused, "exit": 1}
+        return {"load_s": start.seconds} | ends
+
+    def _timed(self, key: str, request: RunRequest, world: dict[str, Any]) -> dict[str, Any]:
+        """Figures and end of a recorded server's run that begins now."""
+        if self.recorded is None:
+            return {}
+        spec = LaunchSpec.model_validate(world["server"]["spec"])
+        run = self.recorded.run(world["server"]["key"], key, spec, request)
+        world["under_way"] = key
+        seconds = run.measured_s + run.idle_s
+        return {**run.model_dump(), "seconds": seconds, "ends_at": world["clock"] + seconds}
+
+    def _patience_s(self, world: dict[str, Any]) -> float:
+        """How much later a run under way is looked at again: often enough to end a collapse early."""
+        run = world.get("runs", {}).get(world.get("under_way"), {})
+        if run.get("ends_at") is None:
+            return 0.0
+        return float(min(run["seconds"] / LOOKS, max(0.0, run["ends_at"] - world["clock"])))
+
+    def _drawn(self, spec: LaunchSpec, launch: str, run: str, request: RunRequest) -> float:
+        rate = self.true_tok_s(spec, request.point.name)
+        rate *= self._draw(self.scenario.launch_noise, launch, request.point.name)
+        return rate * self._draw(self.scenario.run_noise, launch, run, str(request.seed))
 
     def _check_value(self, change: FlagChange) -> None:
         typed = FlagTable(flags={flag.name: flag for flag in self.scenario.knobs})
@@ -501,7 +576,13 @@ class SimulatedTarget:
         argv = ("sim-server", *(token for name, values in self.scenario.flags.items() for token in (name, *values)))
         flags = dict(self.scenario.flags)
         return LaunchSpec(
-            engine=self.scenario.engine, program=("sim-server",), flags=flags, argv=argv, cwd="/", user="sim"
+            engine=self.scenario.engine,
+            program=("sim-server",),
+            flags=flags,
+            env=self.scenario.env,
+            argv=argv,
+            cwd="/",
+            user="sim",
         )
 
     def _process(self, key: str, spec: LaunchSpec, pid: int) -> dict[str, Any]:
@@ -516,10 +597,15 @@ class SimulatedTarget:
         return self.path / "world.json"
 
     def _load(self) -> dict[str, Any]:
+        if self._remembered:
+            return self._remembered
         loaded: dict[str, Any] = json.loads(self._file.read_text())
         return loaded
 
     def _save(self, world: dict[str, Any]) -> None:
+        if self.recorded is not None:
+            self._remembered = world
+            return
         temporary = self._file.with_suffix(".tmp")
         temporary.write_text(json.dumps(world))
         os.replace(temporary, self._file)
@@ -527,6 +613,13 @@ class SimulatedTarget:
     def _log(self, *words: str) -> None:
         with (self.path / "world.log").open("a") as log:
             log.write(" ".join(words) + "\n")
+
+
+def _seen(run: Mapping[str, Any], clock: float) -> RunState:
+    """A recorded server's run as it looks at a time of the world's clock."""
+    elapsed_s = min(run["measured_s"], run["seconds"] - (run["ends_at"] - clock))
+    phase: Literal["running", "ended"] = "running" if clock < run["ends_at"] else "ended"
+    return RunState(phase=phase, elapsed_s=elapsed_s, output_tokens=int(run["tok_s"] * elapsed_s))
 
 
 def _result(key: str, request: RunRequest, rate: float, foreign_cores: float, failed: int) -> RunResult:
