@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.evidence import costs, open_s
+from agent.spoken import listen
 from agent.window import is_open, later, opens_in, spoken, time_of_day, window_from
 from state import events as ev
 from state.errors import RatchetError
@@ -78,6 +79,7 @@ class Hours:
         try:
             while left > 0:
                 hands.check_stop()
+                listen(hands)
                 hands.progress.tick(f"waiting for the window {text}: {spoken(left)}", whole - left, whole)
                 await hands.target.pause(min(LOOK_S, max(left, POLL_S)))
                 if store.last_event_at(sid) > since:  # a person's word came in between, and is no waiting

@@ -7,14 +7,17 @@ experiments that are left decides how much evidence each of them needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agent.config_checks import RESERVED
-from agent.hands import Hands
 from agent.inbox import letters, put_away
 from agent.policy import admission
 from state import events as ev
 from state.models import Decision, DecisionKind, Policy, Purpose, Todo, TodoStatus, Who
 from state.words import AddWord, ApproveWord, DropWord, PriorityWord, Word
+
+if TYPE_CHECKING:
+    from agent.hands import Hands
 
 WAITS = frozenset({TodoStatus.PENDING, TodoStatus.GATED})
 """Status of a todo whose turn is still to come."""
