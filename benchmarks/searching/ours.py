@@ -81,7 +81,7 @@ async def _session(folder: Path, surface: Surface, config: SessionConfig, seed: 
 def told(store: Store, session_id: str, space: Space) -> Search:
     """What the store says of a session that is over; flags that were found and belong to no knob don't count."""
     row = store.session(session_id)
-    besides = {*row.adoption.spec.flags, *row.adoption.spec.env} - {c.name for c in space.changes if c.kind != "patch"}
+    besides = {*row.adoption.spec.flags, *row.adoption.spec.env}
 
     def setting(fingerprint: str) -> Setting:
         found = space.setting_of(store.spec(fingerprint), besides)

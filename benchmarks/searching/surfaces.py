@@ -152,9 +152,9 @@ def load(space: Path, launches: Path) -> Surface:
 
 def _counted(row: Mapping[str, Any], point: str) -> Mapping[str, Any] | None:
     """A launch's run at a point that a session would count; a void one only where there is no other."""
-    runs = [run for run in row["runs"] if run["point"] == point and run["tok_s"]]
+    runs: list[Mapping[str, Any]] = [run for run in row["runs"] if run["point"] == point and run["tok_s"]]
     valid = [run for run in runs if not run["void"]]
-    return (valid or runs or [None])[-1]
+    return ([None, *runs, *valid])[-1]
 
 
 def _pooled(up: Sequence[Mapping[str, Any]], point: str) -> Pooled:
