@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from agent import built_in, chooser
+from agent import built_in, chooser, refiner
+from agent.catalogue.model import traits
 from agent.config import SessionConfig
 from agent.counsel import Counsel
 from agent.decisions import Ids, consequences
@@ -25,8 +26,11 @@ from agent.hands import Hands
 from agent.heeding import heed, restores_first, stop
 from agent.judge import Assessment, Comparison, Need, asks_answers, assess
 from agent.known import blamed
+from agent.levers import Setting
 from agent.planners.base import Planner, View
+from agent.planners.tpe import asked
 from agent.policy import broken_constraints, forbidden, restarts
+from agent.refine import all_at_once, refinements
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
 from agent.verdicts import final_verdict, no_time_left, scope
 from state import events as ev
@@ -149,6 +153,25 @@ class Nodes:
         await self.counsel.take(await self.target.facts())
         return {"next": "choose"}
 
+    async def refine(self, state: LoopState) -> LoopState:
+        """Put on the list what follows from what was learned: what fits known-good now, and what is worth trying on."""
+        self._enter("refine")
+        facts = await self.target.facts()
+        parent = self.store.spec(self.hands.role(Role.KNOWN_GOOD))
+        listed = tuple(todo.id for todo in self.store.todos(self.session_id))
+        again = self.planner.propose(View(engine=parent.engine, spec=parent, facts=facts, tried=listed))
+        new = [one for one in again.experiments if forbidden(one, self.config.policy) is None]
+        model = None if facts.model is None else traits(facts.model)
+        learned = refiner.learned(self.store, self.session_id, self.config, new)
+
+        def objects(setting: Setting) -> bool:
+            return refiner.objection(setting, parent, self.target, self.config, model) is not None
+
+        begins = refiner.begins(self.store, self.session_id)
+        refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
+        self.hands.write(*refiner.decided(self.store, self.session_id, new, refined))
+        return {"next": "choose"}
+
     async def choose(self, state: LoopState) -> LoopState:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
@@ -158,6 +181,8 @@ class Nodes:
             return self._give_up(noise)
         if self.counsel.due(idle=False):
             return {"next": "consult"}
+        if refiner.due(self.store, self.session_id, self.config, idle=False):
+            return {"next": "refine"}
         due = built_in.sentinel_due(self.store, self.session_id, self.config)
         if due is not None and due.obstacle is None:
             parent = self.hands.role(Role.KNOWN_GOOD)
@@ -167,7 +192,10 @@ class Nodes:
             return await self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
-            return {"next": "consult"} if self.counsel.due(idle=True) else await self._close(choice)
+            if self.counsel.due(idle=True):
+                return {"next": "consult"}
+            more = refiner.due(self.store, self.session_id, self.config, idle=True)
+            return {"next": "refine"} if more else await self._close(choice)
         experiment = choice.todo.experiment
         parent = self.hands.role(Role.KNOWN_GOOD)
         try:
