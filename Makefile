@@ -41,6 +41,7 @@ bench: install
 	$(BIN)/python benchmarks/client_rate.py --check
 	$(BIN)/python benchmarks/judge.py --check
 	$(BIN)/python benchmarks/answers.py --check
+	$(BIN)/python benchmarks/overhead.py --check
 	$(if $(REAL),$(BIN)/python benchmarks/real_night.py --check)
 
 native: install
