@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from pydantic import SkipValidation
+
 from agent.policy import Costs, Spent, comparison_s, forbidden, needed_disruption, observation_s, unaffordable
 from state.models import Disruption, Frozen, JudgeRule, Outcome, Policy, Todo, TodoStatus, Verdict, Workload
 
@@ -14,7 +16,7 @@ RELATIVE_RISES = 1.2
 class Situation(Frozen):
     """All that a choice depends on."""
 
-    todos: tuple[Todo, ...]
+    todos: SkipValidation[tuple[Todo, ...]]
     policy: Policy
     rule: JudgeRule
     workload: Workload

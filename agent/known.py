@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import SkipValidation
+
 from state.models import (
     Arm,
     Failure,
@@ -44,15 +46,16 @@ class Known(Frozen):
     """Everything that is learned from: the list, verdicts in their order, launches and runs in theirs.
 
     `specs` are the launched configurations by fingerprint, `candidates` the fingerprint that each experiment tries,
-    `complaints` the runs against which the server itself spoke.
+    `complaints` the runs against which the server itself spoke. It is taken as it is: a long night's rows were read and
+    checked one by one, and are not checked again at each step.
     """
 
-    todos: tuple[Todo, ...]
-    verdicts: dict[str, Verdict]
-    trials: tuple[Trial, ...]
-    specs: dict[str, LaunchSpec]
-    candidates: dict[str, str]
-    complaints: tuple[Measurement, ...]
+    todos: SkipValidation[tuple[Todo, ...]]
+    verdicts: SkipValidation[dict[str, Verdict]]
+    trials: SkipValidation[tuple[Trial, ...]]
+    specs: SkipValidation[dict[str, LaunchSpec]]
+    candidates: SkipValidation[dict[str, str]]
+    complaints: SkipValidation[tuple[Measurement, ...]]
 
 
 def failed_start(trials: Sequence[Trial], experiment_id: str, fingerprint: str) -> Trouble | None:
