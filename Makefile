@@ -42,6 +42,7 @@ bench: install
 	$(BIN)/python benchmarks/judge.py --check
 	$(BIN)/python benchmarks/answers.py --check
 	$(BIN)/python benchmarks/search.py --check
+	$(BIN)/python benchmarks/overhead.py --check
 	$(if $(REAL),$(BIN)/python benchmarks/real_night.py --check)
 	$(if $(REAL),$(BIN)/python benchmarks/search_live.py --check)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from agent.policy import Costs, Price, Spent, forbidden, left_s, needed_disruption, price, unaffordable
 from agent.window import spoken
@@ -18,7 +18,7 @@ RELATIVE_RISES = 1.2
 class Situation(Frozen):
     """All that a choice depends on."""
 
-    todos: tuple[Todo, ...]
+    todos: SkipValidation[tuple[Todo, ...]]
     policy: Policy
     rule: JudgeRule
     workload: Workload

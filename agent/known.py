@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from state.models import (
     Arm,
@@ -47,15 +47,16 @@ class Known(Frozen):
 
     `specs` are the launched configurations by fingerprint, `candidates` the fingerprint that each experiment tries,
     `complaints` the runs against which the server itself spoke, `lost_before` what the blocked todos of an earlier
-    session showed to be missing.
+    session showed to be missing. It is taken as it is: a long night's rows were read and checked one by one, and are
+    not checked again at each step.
     """
 
-    todos: tuple[Todo, ...]
-    verdicts: dict[str, Verdict]
-    trials: tuple[Trial, ...]
-    specs: dict[str, LaunchSpec]
-    candidates: dict[str, str]
-    complaints: tuple[Measurement, ...]
+    todos: SkipValidation[tuple[Todo, ...]]
+    verdicts: SkipValidation[dict[str, Verdict]]
+    trials: SkipValidation[tuple[Trial, ...]]
+    specs: SkipValidation[dict[str, LaunchSpec]]
+    candidates: SkipValidation[dict[str, str]]
+    complaints: SkipValidation[tuple[Measurement, ...]]
     lost_before: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 

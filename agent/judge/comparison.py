@@ -66,17 +66,19 @@ class Comparison(Frozen):
     share and return of those judged before. `fresh`: a launch of the parent serves that was not measured yet.
     `complaint`: what the candidate's own log says against it under load, once no further try is due.
     `numerics`: the answers must be compared. Answers: a pass over the fixed prompts each, oldest first.
+
+    Runs are taken as they are: each was checked when it was read, and there may be thousands of them.
     """
 
     experiment_id: str
     workload: Workload
     rule: JudgeRule
-    own: tuple[Measurement, ...]
-    record: tuple[Measurement, ...] = ()
+    own: SkipValidation[tuple[Measurement, ...]]
+    record: SkipValidation[tuple[Measurement, ...]] = ()
     night: SkipValidation[tuple[Seen, ...]] = ()
     epoch: int = 0
     left: int = 1
-    earlier: tuple[tuple[float, float], ...] = ()
+    earlier: SkipValidation[tuple[tuple[float, float], ...]] = ()
     prices: Prices = Prices()
     fresh: bool = False
     start_failure: str | None = None

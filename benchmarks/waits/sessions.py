@@ -41,7 +41,7 @@ def play_slow(folder: Path, launch_s: float) -> account.Figures:
     with rig(folder, model.fetch(), (sys.executable, str(SLOW_START))) as host:
         host.around_server = {VARIABLE: str(launch_s)}
         host.start_server()
-        session = host.write_session(HARMLESS + FASTER, start_deadline_s=int(3 * launch_s + 60), requests=16)
+        session = host.write_session(HARMLESS + FASTER, start_deadline_s=int(3 * launch_s + 60), requests=6)
         console = Console(file=said, width=160)
         code = asyncio.run(operate.start(load(session), host.database, console, kind=watched(record)))
         return _figures("slow", host.database, record, code, said.getvalue())

@@ -178,10 +178,11 @@ def host(tmp_path: Path, demo_model: Path) -> Iterator[Rig]:
         yield one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param("agent:took-over", marks=pytest.mark.slow),
+        "agent:took-over",
         "wrote:agent-attached+decision-made+session-moved",
     ],
 )

@@ -38,6 +38,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happened(told: dict[str, Any]) -> None:
     """0 effects repeated, 0 decisions lost, the final configuration serves, no process is left."""
     assert told["broken"] == []
@@ -45,6 +46,7 @@ def test_killed_at_every_point_and_resumed_it_ends_as_if_nothing_had_happened(to
     assert told["cases"] > 150
 
 
+@pytest.mark.slow
 def test_every_step_of_an_effect_and_every_node_is_killed(told: dict[str, Any]) -> None:
     killed = {row["kind"] for row in told["rows"] if row["killed"]}
     wanted = {f"{effect}: {step}" for effect, steps in STEPS.items() for step in steps}
@@ -52,11 +54,13 @@ def test_every_step_of_an_effect_and_every_node_is_killed(told: dict[str, Any]) 
     assert wanted <= killed
 
 
+@pytest.mark.slow
 def test_killed_after_the_end_nothing_is_left_to_do(told: dict[str, Any]) -> None:
     assert {"end: closed", "end: released"} <= {row["kind"] for row in told["rows"] if row["killed"]}
     assert [case for case in told["broken"] if "end:" in case["name"]] == []
 
 
+@pytest.mark.slow
 def test_killed_on_the_way_out_known_good_comes_back_all_the_same(told: dict[str, Any]) -> None:
     killed = {row["kind"] for row in told["rows"] if row["killed"]}
     assert {"drain: begun", "drain: runs-ended", "drain: restored"} <= killed

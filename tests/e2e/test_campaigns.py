@@ -325,6 +325,7 @@ def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     yield from lived_through(tmp_path_factory.mktemp("production"), scenario("campaign-b"), "campaign-b")
 
 
+@pytest.mark.slow
 def test_high_load_is_observed_before_anything_is_restarted(production: Story) -> None:
     assert production.code == 0, production.said
     chosen = production.told(DecisionKind.CHOOSE)
@@ -337,6 +338,7 @@ def test_high_load_is_observed_before_anything_is_restarted(production: Story) -
     assert production.verdicts["observe-load-points"].outcome is Outcome.OBSERVED
 
 
+@pytest.mark.slow
 def test_a_hard_constraint_of_the_host_holds_against_every_idea(production: Story) -> None:
     asked = production.todos["peer-access"]
     assert asked.status is TodoStatus.SKIPPED
@@ -348,6 +350,7 @@ def test_a_hard_constraint_of_the_host_holds_against_every_idea(production: Stor
     )
 
 
+@pytest.mark.slow
 def test_drafts_that_are_not_accepted_lose_and_the_finding_says_on_which_workload(production: Story) -> None:
     verdict = production.verdicts["spec-nextn"]
     assert verdict.outcome is Outcome.WORSE, verdict.reason
@@ -358,6 +361,7 @@ def test_drafts_that_are_not_accepted_lose_and_the_finding_says_on_which_workloa
     assert all(session.workload_revision in scope for scope in scopes)
 
 
+@pytest.mark.slow
 def test_what_gains_nothing_leaves_production_as_it_was_found(production: Story) -> None:
     assert production.verdicts["fused-moe-sum-all-reduce"].outcome in NOT_KEPT
     assert production.final == production.original

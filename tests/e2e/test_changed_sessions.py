@@ -187,6 +187,7 @@ def assert_as_kept(place: Place, spec: LaunchSpec) -> None:
     assert len(overlays) == kinds.count("package") + kinds.count("checkout")
 
 
+@pytest.mark.slow
 def test_killed_while_a_patched_server_serves_the_host_itself_puts_file_cache_and_server_back(place: Place) -> None:
     host = place.host
     original, site, cache = host.argv(), look_at(place.site), look_at(place.cache)
@@ -209,6 +210,7 @@ def test_killed_while_a_patched_server_serves_the_host_itself_puts_file_cache_an
     assert watchers(host) == []
 
 
+@pytest.mark.slow
 def test_a_file_that_a_person_edits_meanwhile_stops_the_session_and_is_left_alone(place: Place) -> None:
     host = place.host
     agent = host.agent("start", str(host.write_session(place.experiments(PATCH))), *database(host))

@@ -67,6 +67,7 @@ def goes_on_after_a_resume(host: Rig, before: list[tuple[int, str]]) -> None:
     assert_at_most_one_server(host)
 
 
+@pytest.mark.slow
 def test_the_agents_disk_fills_up_in_the_middle(host: Rig) -> None:
     original = host.argv()
     with disk(host.database.parent, 128 << 10) as small:

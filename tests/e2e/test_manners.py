@@ -67,6 +67,7 @@ def test_a_night_with_a_balancer_restarts_nothing_under_its_users(host: Rig, bal
     assert_in_turns(host, balancer)
 
 
+@pytest.mark.slow
 def test_killed_while_drained_and_never_resumed_the_host_itself_gives_it_back(host: Rig, balancer: Balancer) -> None:
     original = host.argv()
     session = host.write_session(FASTER + balancer.section(), lease_s=LEASE_S, requests=2)
@@ -88,6 +89,7 @@ def test_killed_while_drained_and_never_resumed_the_host_itself_gives_it_back(ho
     assert host.argv() == original
 
 
+@pytest.mark.slow
 def test_killed_between_a_drain_and_its_outcome_it_is_drained_once(host: Rig, balancer: Balancer) -> None:
     host.around_agents = {VARIABLE: "at:drain-1:after-act"}
     session = host.write_session(FASTER + balancer.section(), requests=2)
@@ -136,6 +138,7 @@ finally:
 """Somebody whose answer is under way when the server is taken out."""
 
 
+@pytest.mark.slow
 def test_an_answer_under_way_is_waited_for(host: Rig) -> None:
     (host.folder / "client.py").write_text(CLIENT)
     client = f'"{sys.executable}" "$here/client.py" "$here" {host.port} {CANARY}-key'
@@ -152,6 +155,7 @@ def test_an_answer_under_way_is_waited_for(host: Rig) -> None:
     assert_in_turns(host, balancer)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_requests_of_others_are_counted(host: Rig) -> None:
     async with held(host, f"rps-{os.getpid()}") as target:

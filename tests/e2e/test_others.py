@@ -56,6 +56,7 @@ def somebody_uses(host: Rig) -> Iterator[None]:
             user.join()
 
 
+@pytest.mark.slow
 def test_a_person_who_restarts_the_server_has_the_last_word(host: Rig) -> None:
     """The agent is held for the moment of the restart, so that it cannot have known-good up before the person does."""
     agent = host.agent("start", str(host.write_session(FASTER)), *database(host))
@@ -73,6 +74,7 @@ def test_a_person_who_restarts_the_server_has_the_last_word(host: Rig) -> None:
     assert host.status()["exit_code"] == 5
 
 
+@pytest.mark.slow
 def test_a_person_who_benchmarks_at_the_same_time_pauses_the_session(host: Rig) -> None:
     original = host.argv()
     agent = host.agent("start", str(host.write_session(FASTER, quiet_wait_s=3)), *database(host))
@@ -109,6 +111,7 @@ def test_after_a_reboot_resume_brings_known_good_back_and_the_log_says_so(host: 
     assert_at_most_one_server(host)
 
 
+@pytest.mark.slow
 def test_an_agent_that_lives_through_a_reboot_goes_on_by_itself(host: Rig) -> None:
     agent = host.agent("start", str(host.write_session(FASTER, close_out_blocks=1)), *database(host))
     host.until(lambda: candidate_at_work(host), agent)

@@ -325,6 +325,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Itera
         yield Stopped(host, original, interrupted, asked, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["interrupted", "asked"])
 def test_ctrl_c_and_stop_bring_known_good_back_first(stopped: Stopped, when: str) -> None:
     seen: Moment = getattr(stopped, when)
@@ -337,11 +338,13 @@ def test_ctrl_c_and_stop_bring_known_good_back_first(stopped: Stopped, when: str
     assert "Traceback" not in seen.said
 
 
+@pytest.mark.slow
 def test_in_the_middle_of_the_first_experiment_known_good_is_the_original(stopped: Stopped) -> None:
     assert stopped.interrupted.argv == stopped.original
     assert stopped.interrupted.status["experiment"] == "faster"
 
 
+@pytest.mark.slow
 def test_a_stopped_session_goes_on_to_its_end(stopped: Stopped) -> None:
     assert stopped.end.code == 0, stopped.end.said
     assert stopped.end.status["status"] == "done"
@@ -355,6 +358,7 @@ def test_a_stopped_session_goes_on_to_its_end(stopped: Stopped) -> None:
     assert lost and {m.reasons for m in lost} == {("stopped on request",)}
 
 
+@pytest.mark.slow
 def test_after_each_stop_only_one_server_lives_and_nothing_runs_twice(stopped: Stopped) -> None:
     assert_at_most_one_server(stopped.host)
     launches = Counter(start.launch for start in stopped.host.starts())

@@ -66,6 +66,7 @@ def test_resumed_within_the_lease_the_watcher_never_acts(host: Rig) -> None:
     assert watchers(host) == []
 
 
+@pytest.mark.slow
 def test_a_second_agent_with_a_database_of_its_own_is_refused_by_the_host(host: Rig) -> None:
     session = str(host.write_session(FASTER, lease_s=60))
     first = host.agent("start", session, *database(host))

@@ -292,6 +292,7 @@ class Told(PosixHost):
 
 
 @pytest.mark.real
+@pytest.mark.anyio
 async def test_the_host_is_asked_for_changes_beside_the_command_line_only_where_there_can_be_any(
     world: Rig, tmp_path: Path
 ) -> None:
