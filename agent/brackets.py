@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from agent.catalogue.entries import VALUE, book, engines
+from agent.catalogue.entries import book, engines
+from agent.catalogue.spans import SERVES_LESS, span_of_knob
 from agent.known import Known, Trouble, failed_start, under_load
 from state.models import Change, EnvChange, Experiment, FlagChange, LaunchSpec, Source, Trial, TrialStatus
 from tools.diagnose import Action
 from tools.next_step import ADJUSTMENTS, Attempt, Bracket, Span, bracket
-
-SERVES_LESS = frozenset({"--ctx-size", "--max-model-len"})
-"""Knobs whose smaller value refuses requests that are served now: no speed is worth that, so a person has to say it."""
 
 FRACTION_STEP, FRACTION_RESOLUTION = 0.04, 0.01
 FRACTIONS = (0.05, 0.99)
@@ -70,7 +68,7 @@ def follow_up(experiment: Experiment, trouble: Trouble, known: Known) -> FollowU
 
 def span_of(engine: str, knob: str, value: float | None) -> Span:
     """What is sensible for a knob: the catalogue's span, else a stated one around its first value."""
-    limits = _limits(engine, knob)
+    limits = span_of_knob(engine, knob)
     if limits is None:
         limits = FRACTIONS if value is not None and 0 < value <= 1 else (1.0, WIDTH * (value or UNSTATED))
     low, high = limits
@@ -146,17 +144,6 @@ def _value(spec: LaunchSpec, knob: str) -> float | None:
         return float(said[-1]) if said else None
     except ValueError:
         return None
-
-
-def _limits(engine: str, knob: str) -> tuple[float, float] | None:
-    """The span that the engine's catalogue states for a knob."""
-    if engine not in engines():
-        return None
-    for entry in book(engine).experiments:
-        of = [change for change in entry.changes if change.value == f"{{{VALUE}}}"]
-        if entry.span is not None and any(knob in (change.flag, change.env) for change in of):
-            return entry.span
-    return None
 
 
 def _sets(change: Change, knob: str) -> bool:

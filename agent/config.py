@@ -249,6 +249,10 @@ class PlannerSection(Frozen):
     skip: tuple[str, ...] = Field(
         default=(), description='ids or tags of experiments that are left out; "numerics" for all that change answers'
     )
+    refine: bool = Field(
+        default=True,
+        description="whether what was learned may add experiments: other values of what worked, and settings together",
+    )
     relaunches: int = Field(default=0, ge=0, description="launches of the unchanged server in a selftest")
     model: ModelSection | None = Field(
         default=None, description="the language model that is asked where kind is model, and its budget in one session"

@@ -10,13 +10,15 @@ from agent.chooser import Situation
 from agent.config import SessionConfig
 from agent.judge import Comparison, Prices, Seen, figures, log_of
 from agent.known import AGAIN, BLAMES, Known, failed_start, told, under_load
-from agent.policy import Costs, Spent, close_out_s
+from agent.policy import Costs, Spent, close_out_s, unaffordable
 from agent.relatives import all_lost
 from agent.validity import noisy
 from state.models import (
     Answer,
     Arm,
     DecisionKind,
+    Experiment,
+    FlagChange,
     LaunchSpec,
     Measurement,
     MeasurementStatus,
@@ -34,6 +36,7 @@ BASELINE = "baseline"
 RESTORE = "restore"
 CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
+ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
 
 
@@ -273,6 +276,12 @@ def situation(store: Store, session_id: str, config: SessionConfig) -> Situation
         costs=costs(store, session_id, config),
         blocked_capabilities=all_lost(learned),
     )
+
+
+def affordable(store: Store, session_id: str, config: SessionConfig) -> bool:
+    """Whether a comparison of one more launched candidate still fits before the close-out."""
+    now = situation(store, session_id, config)
+    return unaffordable(ANYTHING, now.policy, now.spent, now.workload, now.rule, now.costs) is None
 
 
 def kept_anything(store: Store, session_id: str) -> bool:

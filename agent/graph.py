@@ -20,9 +20,9 @@ from langgraph.graph import END, START, StateGraph
 
 from agent.nodes import LoopState, Nodes
 
-GRAPH_VERSION = 2
+GRAPH_VERSION = 3
 STEPS_LIMIT = 1_000_000
-NODES = ("observe", "heal", "plan", "consult", "choose", "apply", "measure", "judge", "settle", "finish")
+NODES = ("observe", "heal", "plan", "consult", "refine", "choose", "apply", "measure", "judge", "settle", "finish")
 
 
 def _route(state: LoopState) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from agent import built_in, chooser
+from agent import built_in, chooser, refiner
+from agent.catalogue.model import traits
 from agent.config import SessionConfig
 from agent.counsel import Counsel
 from agent.decisions import Ids, consequences
@@ -27,8 +28,11 @@ from agent.heeding import heed, restores_first, stop
 from agent.identity import identity
 from agent.judge import Comparison, Need, asks_answers, assess
 from agent.known import blamed
+from agent.levers import Setting
 from agent.planners.base import Planner, View
-from agent.policy import broken_constraints, restarts
+from agent.planners.tpe import asked
+from agent.policy import awaits_approval, broken_constraints, forbidden, restarts
+from agent.refine import all_at_once, refinements
 from agent.spoken import listen
 from agent.todo_list import never_approved, on_the_list
 from agent.validity import QUIET, hopelessly_void, noisy, void_streak
@@ -151,6 +155,26 @@ class Nodes:
         await self.counsel.take(await self.target.facts())
         return {"next": "choose"}
 
+    async def refine(self, state: LoopState) -> LoopState:
+        """Put on the list what follows from what was learned: what fits known-good now, and what is worth trying on."""
+        self._enter("refine")
+        facts = await self.target.facts()
+        parent = self.store.spec(self.hands.role(Role.KNOWN_GOOD))
+        listed = tuple(todo.id for todo in self.store.todos(self.session_id))
+        again = self.planner.propose(View(engine=parent.engine, spec=parent, facts=facts, tried=listed))
+        new = [one for one in again.experiments if forbidden(one, self.config.policy) is None]
+        model = None if facts.model is None else traits(facts.model)
+        free = [one for one in new if awaits_approval(one, self.config.policy) is None]
+        learned = refiner.learned(self.store, self.session_id, self.config, free)
+
+        def objects(setting: Setting) -> bool:
+            return refiner.objection(setting, parent, self.target, self.config, model) is not None
+
+        begins = refiner.begins(self.store, self.session_id)
+        refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
+        self.hands.write(*refiner.decided(self.store, self.session_id, self.config, new, refined))
+        return {"next": "choose"}
+
     async def choose(self, state: LoopState) -> LoopState:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
@@ -161,6 +185,8 @@ class Nodes:
             return self._give_up(noise)
         if self.counsel.due(idle=False):
             return {"next": "consult"}
+        if refiner.due(self.store, self.session_id, self.config, idle=False):
+            return {"next": "refine"}
         due = built_in.sentinel_due(self.store, self.session_id, self.config)
         if due is not None and due.obstacle is None:
             parent = self.hands.role(Role.KNOWN_GOOD)
@@ -170,7 +196,10 @@ class Nodes:
             return await self._close(chooser.Choice(todo=None, reason=f"{due.reason}; another one {due.obstacle}"))
         choice = chooser.choose(situation(self.store, self.session_id, self.config))
         if choice.todo is None:
-            return {"next": "consult"} if self.counsel.due(idle=True) else await self._close(choice)
+            if self.counsel.due(idle=True):
+                return {"next": "consult"}
+            more = refiner.due(self.store, self.session_id, self.config, idle=True)
+            return {"next": "refine"} if more else await self._close(choice)
         experiment = choice.todo.experiment
         parent = self.hands.role(Role.KNOWN_GOOD)
         try:

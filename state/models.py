@@ -357,7 +357,7 @@ def _shown(values: dict[str, Any], key: str) -> str:
 class Source(Frozen):
     """Where an idea or a fact comes from."""
 
-    kind: Literal["catalogue", "model", "person", "built-in"] = Field(description="who had the idea")
+    kind: Literal["catalogue", "model", "person", "refinement", "built-in"] = Field(description="who had the idea")
     ref: str = Field(default="", description="public page, issue, help text or measurement behind it")
 
 
@@ -777,6 +777,7 @@ class DecisionKind(StrEnum):
     SENTINEL = "sentinel"
     PLAN = "plan"
     CONSULT = "consult"
+    REFINE = "refine"
     CHOOSE = "choose"
     KEEP = "keep"
     REVERT = "revert"

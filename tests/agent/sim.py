@@ -46,6 +46,7 @@ CONFIG = SessionConfig.model_validate(
         },
         "judge": {"baseline_runs": 3, "max_runs": 1},
         "validity": {"quiet_wait_s": 4.0},
+        "planner": {"refine": False},
     }
 )
 

@@ -249,3 +249,31 @@ async def test_the_same_configuration_in_another_order_is_not_tried_twice(tmp_pa
         await runner.run()
         reasons = {t.id: t.reason for t in runner.store.todos(runner.session_id)}
         assert "tried as a" in reasons["b"]
+
+
+PAIRED = SCENARIO.model_copy(
+    update={
+        "effects": (
+            SimEffect(name="--threads", value="2", ratio={"*": 0.7}, unless=("--poll", "0")),
+            SimEffect(name="--threads", value="2", ratio={"*": 1.8}, when=("--poll", "0")),
+        )
+    }
+)
+
+
+async def test_a_pair_that_helps_only_together_is_found_and_explained(tmp_path: Path) -> None:
+    ideas = (flag("--threads", "2", tags=("threads",)), flag("--poll", "0", tags=("threads",), expected_gain=0.0))
+    refining = CONFIG.model_copy(update={"planner": CONFIG.planner.model_copy(update={"refine": True})})
+    with sim_session(tmp_path, *ideas, scenario=PAIRED, config=refining) as runner:
+        assert await runner.run() == 0
+        said = outcomes(runner)
+        assert said["threads-2"] is Outcome.WORSE
+        assert said["poll-0"] in (Outcome.NO_DIFFERENCE, Outcome.INCONCLUSIVE)
+        kept = [todo for todo in runner.store.todos(runner.session_id) if said.get(todo.id) is Outcome.BETTER]
+        together = next(todo for todo in kept if todo.experiment.source.kind == "refinement")
+        assert {str(change) for change in together.experiment.changes} == {"--threads 2", "--poll 0"}
+        log = decision_log(runner.store, runner.session_id)
+        (why,) = [entry for entry in log if entry["kind"] == "refine" and f"{together.id}:" in entry["reason"]]
+        assert "never tried together" in why["reason"]
+        assert log.index(why) < next(i for i, entry in enumerate(log) if entry["subject"] == together.id)
+        assert_consistent(runner)

@@ -88,6 +88,7 @@ retries = {retries}
 
 [planner]
 only = ["nothing-of-the-catalogue"]
+refine = false
 """
 FASTER = """
 [[experiments]]

@@ -1,0 +1,145 @@
+"""When the list is refined by what was learned, and what that is: it lays out the store for `agent.refine`.
+
+It chooses and judges nothing, and it writes nothing itself; the node that asks writes all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.catalogue.entries import ModelTrait
+from agent.catalogue.knowledge import knowledge
+from agent.config import SessionConfig
+from agent.evidence import affordable, known
+from agent.levers import Setting
+from agent.policy import awaits_approval, broken_constraints, forbidden
+from agent.refine import OWN, Learned, Tried
+from agent.todo_list import on_the_list
+from state import events as ev
+from state.errors import RatchetError
+from state.models import (
+    DecisionKind,
+    Disruption,
+    Experiment,
+    LaunchSpec,
+    Outcome,
+    Purpose,
+    Role,
+    Todo,
+    TodoStatus,
+)
+from state.store import Store
+from tools.target import Target
+
+LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
+ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
+TOO_FEW = "no two ideas that promise enough go together from the beginning"
+NOT_WORTH = (
+    "no setting, number or pair that was not tried promises enough by what was measured to be worth its launches"
+)
+WAITS = frozenset({TodoStatus.PENDING, TodoStatus.IN_PROGRESS})
+
+
+def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> bool:
+    """Whether to refine now: at the beginning, after each keep, and when nothing is ready and something was learned."""
+    allowed = config.planner.refine and config.planner.kind != "selftest"
+    if not allowed or config.policy.max_disruption < Disruption.RESTART:
+        return False
+    kinds = [decision["kind"] for decision in store.decisions(session_id)]
+    if DecisionKind.REFINE.value in kinds:
+        kinds = kinds[len(kinds) - kinds[::-1].index(DecisionKind.REFINE.value) :]
+        news = LEARNED & {*kinds}
+        if not news or not (DecisionKind.KEEP.value in news or idle or begins(store, session_id)):
+            return False
+    ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
+    return not ending and affordable(store, session_id, config)
+
+
+def begins(store: Store, session_id: str) -> bool:
+    """Whether nothing was tried yet but what promises most all at once, and that never started."""
+    tries = {todo.id: todo.experiment for todo in store.todos(session_id) if todo.experiment.tries}
+    said = {name: verdict for name, verdict in store.verdicts(session_id).items() if name in tries}
+    return all(name.startswith(OWN) and verdict.outcome is Outcome.FAILED for name, verdict in said.items())
+
+
+def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment]) -> Learned:
+    """What refinement goes by, with what is `new` on the list.
+
+    What a person dropped, the session forbids or waits for an approval is not in it.
+    """
+    facts = known(store, session_id)
+    known_good = store.role(session_id, Role.KNOWN_GOOD)
+    assert known_good is not None, "known-good is set when a session opens"
+    adopted = store.session(session_id).adoption.spec
+    return Learned(
+        engine=adopted.engine,
+        found=adopted,
+        known_good=store.spec(known_good),
+        ideas=(*(todo.experiment for todo in facts.todos if _usable(todo, config)), *new),
+        pending=(*(todo.experiment for todo in facts.todos if todo.status in WAITS and todo.experiment.tries), *new),
+        tried=tuple(_tried(store, session_id, facts.todos)),
+        minimal_effect=config.judge.minimal_effect,
+        made=sum(todo.id.startswith(OWN) for todo in facts.todos),
+        seed=config.seed,
+    )
+
+
+def objection(
+    setting: Setting, parent: LaunchSpec, target: Target, config: SessionConfig, model: frozenset[ModelTrait] | None
+) -> str | None:
+    """Why a setting cannot or may not be made on a configuration, None when it can."""
+    try:
+        spec = target.derive(parent, setting)
+    except RatchetError as error:
+        return error.what
+    told = knowledge(spec.engine, setting, spec, model)
+    whole = Experiment(title="", hypothesis="", changes=setting, tags=told.tags)
+    refused = (forbidden(whole, config.policy), awaits_approval(whole, config.policy))
+    reasons = (*refused, *broken_constraints(spec, config.policy), *told.objections)
+    return next((reason for reason in reasons if reason), None)
+
+
+def decided(
+    store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment], refined: Sequence[Experiment]
+) -> list[ev.Event]:
+    """What is added to the list, and the decision that says why; also when nothing is."""
+    nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
+    words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
+    words += [f"{one.id} fits the configuration that was kept" for one in new]
+    decision = store.decide(
+        session_id,
+        kind=DecisionKind.REFINE,
+        subject=session_id,
+        what=f"{len(words)} more on the list" if words else "nothing more on the list",
+        reason="; ".join(words) or nothing,
+    )
+    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
+    return [*added, ev.DecisionMade(decision=decision)]
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+def _usable(todo: Todo, config: SessionConfig) -> bool:
+    out = todo.status in (TodoStatus.SKIPPED, TodoStatus.GATED)
+    return todo.experiment.tries and not out and forbidden(todo.experiment, config.policy) is None
+
+
+def _tried(store: Store, session_id: str, todos: tuple[Todo, ...]) -> list[Tried]:
+    ideas = {todo.id: todo.experiment for todo in todos if todo.experiment.tries}
+    found = []
+    for name, verdict in store.verdicts(session_id).items():
+        if name not in ideas:
+            continue
+        row = store.comparison(session_id, name)
+        found.append(
+            Tried(
+                experiment=ideas[name],
+                parent=store.spec(row.parent),
+                candidate=store.spec(row.candidate),
+                outcome=verdict.outcome,
+                effect=verdict.objective,
+                cause=verdict.reason,
+            )
+        )
+    return found

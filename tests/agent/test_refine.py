@@ -1,0 +1,197 @@
+"""Refinement by what was learned: pairs on purpose, numbers around what worked, nothing where no server starts."""
+
+from __future__ import annotations
+
+import math
+
+from agent.levers import Setting
+from agent.planners.tpe import asked
+from agent.refine import Learned, Tried, all_at_once, refinements
+from state.models import Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
+from tests.agent.sim import flag
+
+
+def spec(**flags: str) -> LaunchSpec:
+    held = {f"--{name.replace('_', '-')}": (value,) for name, value in flags.items()}
+    return LaunchSpec(engine="llamacpp", program=("s",), flags=held, argv=("s",), cwd="/", user="u")
+
+
+def effect(gain: float, error: float = 0.01) -> Effect:
+    return Effect(
+        estimate=math.log1p(gain),
+        low=math.log1p(gain) - 1.96 * error,
+        high=math.log1p(gain) + 1.96 * error,
+        n_baseline=4,
+        n_candidate=4,
+        launches_baseline=2,
+        launches_candidate=2,
+    )
+
+
+def tried(idea: Experiment, parent: LaunchSpec, outcome: Outcome, gain: float | None = None, cause: str = "") -> Tried:
+    changes = {change.name: (change.value or "",) for change in idea.changes if isinstance(change, FlagChange)}
+    candidate = parent.model_copy(update={"flags": {**parent.flags, **changes}})
+    told = None if gain is None else effect(gain)
+    return Tried(experiment=idea, parent=parent, candidate=candidate, outcome=outcome, effect=told, cause=cause)
+
+
+def learned(found: LaunchSpec, *told: Tried, ideas: tuple[Experiment, ...] = (), **fields: object) -> Learned:
+    every = tuple(dict.fromkeys((*(one.experiment for one in told), *ideas)))
+    known_good = next((one.candidate for one in reversed(told) if one.outcome is Outcome.BETTER), found)
+    known = {"engine": "llamacpp", "found": found, "known_good": known_good, "ideas": every, "pending": ()}
+    return Learned.model_validate({**known, "tried": told, "minimal_effect": 0.02} | fields)
+
+
+def nobody_objects(setting: Setting) -> bool:
+    return False
+
+
+def made(one: Experiment) -> set[str]:
+    return {str(change) for change in one.changes}
+
+
+def test_two_settings_of_one_topic_that_did_nothing_apart_are_tried_together() -> None:
+    here = spec(threads="1", poll="50")
+    more_threads = flag("--threads", "2", tags=("threads",))
+    spin = flag("--poll", "100", tags=("threads",))
+    know = learned(
+        here,
+        tried(more_threads, here, Outcome.INCONCLUSIVE, 0.0),
+        tried(spin, here, Outcome.NO_DIFFERENCE, 0.0),
+    )
+    found = refinements(know, asked, nobody_objects)
+    assert [made(one) for one in found] == [{"--threads 2", "--poll 100"}]
+    assert "never tried together" in found[0].hypothesis
+    assert found[0].source.kind == "refinement"
+    assert found[0].tags == ("threads",)
+
+
+def test_what_was_tried_does_not_come_back_until_something_alike_was_kept() -> None:
+    here = spec(threads="1", slots="1", spec="none")
+    slots = flag("--slots", "4", tags=("batching",), expected_gain=0.4)
+    threads = flag("--threads", "2", tags=("threads",))
+    alone = flag("--spec", "ngram", tags=("speculation",))
+    before = (
+        tried(slots, here, Outcome.NO_DIFFERENCE, 0.01),
+        tried(alone, here, Outcome.NO_DIFFERENCE, 0.0),
+    )
+    unlike = learned(here, *before, tried(threads, here, Outcome.BETTER, 0.5))
+    assert {"--slots 4"} not in [made(one) for one in refinements(unlike, asked, nobody_objects)]
+    batching = threads.model_copy(update={"tags": ("threads", "batching")})
+    alike = learned(here, *before, tried(batching, here, Outcome.BETTER, 0.5))
+    assert any("--slots 4" in made(one) for one in refinements(alike, asked, nobody_objects))
+
+
+def test_no_point_of_a_region_that_never_starts_is_tried_but_its_way_out_is() -> None:
+    here = spec(flash_attn="off", cache_type_v="f16", threads="1")
+    values = flag("--cache-type-v", "q8_0", tags=("kv-type", "attention"), expected_gain=0.3)
+    attention = flag("--flash-attn", "on", tags=("attention",))
+    threads = flag("--threads", "2", tags=("threads",), expected_gain=0.3)
+    know = learned(
+        here,
+        tried(values, here, Outcome.FAILED, cause="quantized V cache requires flash_attn to be enabled"),
+        tried(attention, here, Outcome.NO_DIFFERENCE, 0.0),
+        tried(threads, here, Outcome.BETTER, 0.4),
+    )
+    offered = [made(one) for one in refinements(know, asked, nobody_objects)]
+    assert {"--cache-type-v q8_0", "--flash-attn on"} in offered
+    assert all("--flash-attn on" in one for one in offered if "--cache-type-v q8_0" in one)
+
+
+def test_a_number_that_worked_is_refined_within_its_span() -> None:
+    here = spec(ubatch_size="32")
+    steps = [flag("--ubatch-size", value, tags=("batch-size",)) for value in ("128", "512")]
+    know = learned(
+        here,
+        tried(steps[0], here, Outcome.BETTER, 0.4),
+        tried(steps[1], here, Outcome.NO_DIFFERENCE, 0.1),
+    )
+    numbers = {int(change.value or 0) for one in refinements(know, asked, nobody_objects) for change in one.changes}
+    assert numbers
+    assert all(32 < value < 512 for value in numbers)
+    assert not numbers & {32, 128, 512}
+
+
+def test_nothing_is_offered_when_nothing_promises_a_relevant_gain() -> None:
+    here = spec(threads="1", slots="1")
+    worse = (flag("--threads", "2", tags=("a",)), flag("--slots", "4", tags=("b",)))
+    know = learned(here, *(tried(one, here, Outcome.WORSE, -0.3) for one in worse))
+    assert refinements(know, asked, nobody_objects) == []
+
+
+def test_what_the_server_or_the_session_objects_to_is_left_out() -> None:
+    here = spec(threads="1", poll="50")
+    ideas = (flag("--threads", "2", tags=("threads",)), flag("--poll", "100", tags=("threads",)))
+    know = learned(here, *(tried(one, here, Outcome.NO_DIFFERENCE, 0.0) for one in ideas))
+    assert refinements(know, asked, lambda setting: len(setting) > 1) == []
+
+
+def test_the_same_knowledge_and_seed_give_the_same_list() -> None:
+    here = spec(ubatch_size="32", threads="1")
+    ideas = (flag("--ubatch-size", "128", tags=("b",)), flag("--threads", "4", tags=("b",)))
+    know = learned(here, *(tried(one, here, Outcome.BETTER, 0.2) for one in ideas), seed=7)
+    assert refinements(know, asked, nobody_objects) == refinements(know, asked, nobody_objects)
+
+
+def test_variables_and_flags_are_combined_and_known_refinements_are_numbered_on() -> None:
+    here = spec(threads="1")
+    wait = Experiment(
+        id="wait",
+        title="wait",
+        hypothesis="h",
+        changes=(EnvChange(name="OMP_WAIT_POLICY", value="active"),),
+        tags=("threads",),
+        source=Source(kind="catalogue"),
+    )
+    threads = flag("--threads", "2", tags=("threads",))
+    told = (tried(threads, here, Outcome.INCONCLUSIVE, 0.0),)
+    know = learned(here, *told, ideas=(wait,), pending=(wait,), made=4)
+    (first, *_) = refinements(know, asked, nobody_objects)
+    assert first.id == "refine-5"
+    assert made(first) == {"--threads 2", "OMP_WAIT_POLICY=active"}
+
+
+def test_the_first_experiment_makes_what_promises_most_at_once() -> None:
+    here = spec(threads="1", slots="1", poll="50")
+    ideas = (
+        flag("--threads", "2", expected_gain=0.3),
+        flag("--slots", "4", expected_gain=0.25),
+        flag("--slots", "8", expected_gain=0.3),
+        flag("--poll", "0", expected_gain=0.01),
+        flag("--cache", "q8_0", expected_gain=0.2, numerics=True),
+    )
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas), nobody_objects)
+    assert made(first) == {"--threads 2", "--slots 8"}
+    assert first.priority == 1.0
+    assert all_at_once(learned(here, ideas=ideas[:1], pending=ideas[:1]), nobody_objects) == []
+
+
+def test_a_kept_bundle_is_taken_apart_where_a_part_may_do_harm() -> None:
+    here = spec(threads="1", slots="1")
+    ideas = (flag("--threads", "2", expected_gain=0.3), flag("--slots", "4", expected_gain=0.3))
+    bundle = Experiment(
+        id="refine-1",
+        title="both",
+        hypothesis="h",
+        changes=(*ideas[0].changes, *ideas[1].changes),
+        tags=("threads", "slots"),
+        source=Source(kind="refinement"),
+    )
+    know = learned(here, tried(bundle, here, Outcome.BETTER, 0.1), ideas=ideas)
+    offered = [made(one) for one in refinements(know, asked, nobody_objects)]
+    assert {"--threads 1"} in offered or {"--slots 1"} in offered
+
+
+def test_what_did_not_start_all_at_once_is_tried_without_what_the_refusal_speaks_of() -> None:
+    here = spec(threads="1", slots="1", flash_attn="off", cache_type_v="f16")
+    ideas = (
+        flag("--threads", "2", expected_gain=0.3),
+        flag("--slots", "4", expected_gain=0.25),
+        flag("--cache-type-v", "q8_0", expected_gain=0.2),
+    )
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas), nobody_objects)
+    failed = tried(first, here, Outcome.FAILED, cause="quantized V cache requires flash_attn to be enabled")
+    (second,) = all_at_once(learned(here, failed, ideas=ideas, pending=ideas, made=1), nobody_objects)
+    assert made(second) == {"--threads 2", "--slots 4"}
+    silent = tried(first, here, Outcome.FAILED, cause="exit code 139")
+    assert all_at_once(learned(here, silent, ideas=ideas, pending=ideas, made=1), nobody_objects) == []
