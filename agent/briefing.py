@@ -78,9 +78,11 @@ def hints(told: Briefing, todos: list[Todo]) -> dict[str, Hint]:
     }
 
 
-def proposals_made(todos: list[Todo]) -> int:
-    """How many experiments of a language model went on the list."""
-    return sum(todo.experiment.source.kind == "model" for todo in todos)
+def proposals_made(store: Store, session_id: str) -> int:
+    """How many experiments of a language model the session has put on its list, those of an earlier night apart."""
+    carried = store.carried_over(session_id)
+    before = () if carried is None else carried.todos
+    return sum(todo.experiment.source.kind == "model" and todo.id not in before for todo in store.todos(session_id))
 
 
 def bounds(store: Store, session_id: str, config: SessionConfig, facts: TargetFacts, target: Target) -> Bounds:
@@ -90,7 +92,7 @@ def bounds(store: Store, session_id: str, config: SessionConfig, facts: TargetFa
     def derive(changes: tuple[PlainChange, ...]) -> LaunchSpec:
         return target.derive(parent, changes)
 
-    section, made = config.planner.model, proposals_made(todos)
+    section, made = config.planner.model, proposals_made(store, session_id)
     return Bounds(
         engine=store.session(session_id).adoption.spec.engine,
         parent=parent,
@@ -217,7 +219,7 @@ def _look_ups(config: SessionConfig) -> tuple[str, ...]:
 def _left(store: Store, session_id: str, config: SessionConfig) -> tuple[str, ...]:
     used, prices, budget = spent(store, session_id), costs(store, session_id, config), config.policy.budget
     free_s = left_s(config.policy, used, config.workload, config.judge, prices)
-    section, made = config.planner.model, proposals_made(store.todos(session_id))
+    section, made = config.planner.model, proposals_made(store, session_id)
     return (
         f"{max(0.0, free_s) / 60:.0f} min, {max(0, budget.experiments - used.experiments)} experiments and "
         f"{max(0, budget.restarts - used.restarts)} restarts; a launch takes about {prices.launch_s:.0f} s",

@@ -100,7 +100,8 @@ def carried_over(earlier: Earlier, ground: Ground, ids: Ids) -> list[ev.Event]:
         what=f"goes on with the list of session {earlier.id}",
         reason=", ".join(told) + (f"; left out: {'; '.join(left_out)}" if left_out else ""),
     )
-    carried = ev.CarriedOver(origin=earlier.id, lost=blocked)
+    listed = tuple(name for name, place in places.items() if place.status is not None)
+    carried = ev.CarriedOver(origin=earlier.id, todos=listed, lost=blocked)
     return [carried, *happened, *(ev.FindingMade(finding=one) for one in findings), ev.DecisionMade(decision=decision)]
 
 

@@ -129,7 +129,7 @@ class Counsel:
         hands = self.hands
         todos = hands.store.todos(hands.session_id)
         calls = used(hands.store.exchanges(hands.session_id)).calls
-        if calls >= section.max_calls or proposals_made(todos) >= section.max_proposals:
+        if calls >= section.max_calls or proposals_made(hands.store, hands.session_id) >= section.max_proposals:
             return False
         ending = any(todo.experiment.purpose in ENDING for todo in todos)
         if ending or hands.config.policy.max_disruption < Disruption.RESTART:

@@ -32,7 +32,7 @@ from agent.known import blamed
 from agent.levers import Setting
 from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
-from agent.policy import broken_constraints, forbidden, over, restarts
+from agent.policy import awaits_approval, broken_constraints, forbidden, over, restarts
 from agent.refine import all_at_once, refinements
 from agent.spare_time import set_aside
 from agent.spoken import listen
@@ -171,14 +171,15 @@ class Nodes:
         again = self.planner.propose(View(engine=parent.engine, spec=parent, facts=facts, tried=listed))
         new = [one for one in again.experiments if forbidden(one, self.config.policy) is None]
         model = None if facts.model is None else traits(facts.model)
-        learned = refiner.learned(self.store, self.session_id, self.config, new)
+        free = [one for one in new if awaits_approval(one, self.config.policy) is None]
+        learned = refiner.learned(self.store, self.session_id, self.config, free)
 
         def objects(setting: Setting) -> bool:
             return refiner.objection(setting, parent, self.target, self.config, model) is not None
 
         begins = refiner.begins(self.store, self.session_id)
         refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
-        self.hands.write(*refiner.decided(self.store, self.session_id, self.config.policy, new, refined))
+        self.hands.write(*refiner.decided(self.store, self.session_id, self.config, new, refined))
         return {"next": "choose"}
 
     async def choose(self, state: LoopState) -> LoopState:

@@ -12,7 +12,7 @@ from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
 from agent.evidence import affordable, known
 from agent.levers import Setting
-from agent.policy import broken_constraints, forbidden
+from agent.policy import awaits_approval, broken_constraints, forbidden
 from agent.refine import OWN, Learned, Tried
 from agent.todo_list import on_the_list
 from state import events as ev
@@ -23,7 +23,6 @@ from state.models import (
     Experiment,
     LaunchSpec,
     Outcome,
-    Policy,
     Purpose,
     Role,
     Todo,
@@ -92,16 +91,17 @@ def objection(
     """Why a setting cannot or may not be made on a configuration, None when it can."""
     try:
         spec = target.derive(parent, setting)
-    except RatchetError as refused:
-        return refused.what
-    whole = Experiment(title="", hypothesis="", changes=setting)
+    except RatchetError as error:
+        return error.what
     told = knowledge(spec.engine, setting, spec, model)
-    reasons = (forbidden(whole, config.policy), *broken_constraints(spec, config.policy), *told.objections)
+    whole = Experiment(title="", hypothesis="", changes=setting, tags=told.tags)
+    refused = (forbidden(whole, config.policy), awaits_approval(whole, config.policy))
+    reasons = (*refused, *broken_constraints(spec, config.policy), *told.objections)
     return next((reason for reason in reasons if reason), None)
 
 
 def decided(
-    store: Store, session_id: str, policy: Policy, new: Sequence[Experiment], refined: Sequence[Experiment]
+    store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment], refined: Sequence[Experiment]
 ) -> list[ev.Event]:
     """What is added to the list, and the decision that says why; also when nothing is."""
     nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
@@ -114,7 +114,8 @@ def decided(
         what=f"{len(words)} more on the list" if words else "nothing more on the list",
         reason="; ".join(words) or nothing,
     )
-    return [*(on_the_list(one, policy) for one in (*new, *refined)), ev.DecisionMade(decision=decision)]
+    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
+    return [*added, ev.DecisionMade(decision=decision)]
 
 
 # --- parts -------------------------------------------------------------------------------------------------

@@ -212,10 +212,11 @@ class WordHeard(Frozen):
 
 
 class CarriedOver(Frozen):
-    """An earlier session's list was taken over; `lost` says what each blocked experiment showed to be missing."""
+    """An earlier session's list was taken over: these todos; `lost` says what each blocked one showed to be missing."""
 
     kind: Literal["carried-over"] = "carried-over"
     origin: str
+    todos: tuple[str, ...] = ()
     lost: dict[str, tuple[str, ...]]
 
 

@@ -142,6 +142,7 @@ def test_what_had_no_turn_or_was_not_settled_is_pending(status: TodoStatus) -> N
     (added,) = [e for e in happened if isinstance(e, ev.TodoAdded)]
     assert (added.origin, added.experiment.priority) == ("S1", 0.3)
     assert decision(happened) == "1 pending, 0 findings"
+    assert [e.todos for e in happened if isinstance(e, ev.CarriedOver)] == [("poll-0",)]
 
 
 def test_what_a_person_dropped_stays_dropped_also_the_night_after() -> None:
