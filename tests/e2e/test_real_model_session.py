@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -51,8 +51,13 @@ class Night(NamedTuple):
 
     host: Rig
     code: int
-    replay: str
+    replay: list[dict[str, Any]]
     log: str
+
+    @property
+    def consulted(self) -> list[dict[str, Any]]:
+        """The conversations, as `replay` tells them."""
+        return [entry for entry in self.replay if entry["kind"] == "consult"]
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +75,8 @@ def night(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterato
             database = ("--db", str(host.database))
             agent = host.agent("start", str(session), *database)
             code = agent.wait(900)
-            replay = host.command("replay", *database)
-            yield Night(host, code, replay.said, agent.said)
+            replay = json.loads(host.command("replay", "--json", *database).out.read_text())
+            yield Night(host, code, replay, agent.said)
     finally:
         endpoint.process.terminate()
         endpoint.process.wait()
@@ -105,7 +110,7 @@ def test_at_least_three_of_its_proposals_are_run(night: Night, store: Store) -> 
     begun = {trial.experiment_id for trial in store.trials(sid)}
     judged = store.verdicts(sid)
     tried = [todo.id for todo in own(store) if todo.id in judged and todo.id in begun]
-    assert len(tried) >= 3, night.replay
+    assert len(tried) >= 3, night.consulted
     assert all(todo.experiment.disruption is Disruption.RESTART for todo in own(store))
 
 
@@ -122,15 +127,13 @@ def test_each_of_its_answers_has_the_form_that_was_asked_for(store: Store) -> No
 
 def test_its_nonsense_is_refused_in_the_log(night: Night, store: Store) -> None:
     """A model of this size repeats itself: what it says twice is refused, as is what does not go together."""
-    proposed = 0
-    for one in exchanges(store):
-        if one.reply is not None and one.reply.finish == "stop":
-            proposed += len(json.loads(one.reply.text)["experiments"])
-    refused = night.replay.count("refused: ")
-    assert refused + len(own(store)) >= proposed - 2 * len(exchanges(store))
-    assert proposed == len(own(store)) or refused, night.replay
+    answers = [one.reply.text for one in exchanges(store) if one.reply is not None and one.reply.finish == "stop"]
+    proposed = sum(len(json.loads(text)["experiments"]) for text in answers)
+    refused = sum(entry["reason"].count("refused: ") for entry in night.consulted)
+    assert len(own(store)) + refused == proposed, night.consulted
 
 
 def test_the_log_shows_each_exchange(night: Night, store: Store) -> None:
-    shown = [one.id for one in exchanges(store) if f"{one.id}: smollm2 asked with planner 2" in night.replay]
-    assert shown == [one.id for one in exchanges(store)], night.replay
+    shown = {item["id"]: item["says"] for entry in night.consulted for item in entry["evidence"]}
+    assert list(shown) == [one.id for one in exchanges(store)]
+    assert all(text.startswith("smollm2 asked with planner 2 (") for text in shown.values()), shown
