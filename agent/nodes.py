@@ -32,7 +32,7 @@ from agent.known import blamed
 from agent.levers import Setting
 from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
-from agent.policy import awaits_approval, broken_constraints, forbidden, over, restarts
+from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden, over, restarts
 from agent.refine import all_at_once, refinements
 from agent.spare_time import set_aside
 from agent.spoken import listen
@@ -380,7 +380,7 @@ class Nodes:
 
     def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, made: str) -> str | None:
         if experiment.changes and fingerprint == parent:
-            return "the server already runs like this"
+            return SERVES
         for todo in self.store.todos(self.session_id):
             if experiment.changes and todo.identity == made and todo.id != experiment.id:
                 return f"the same configuration was tried as {todo.id}"

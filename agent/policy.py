@@ -25,6 +25,9 @@ SLACK = 1.25
 """Close-out and way back are reserved so many times before a window closes: half of all launches take longer than
 expected, and a window, unlike a budget, has an end that people rely on."""
 
+SERVES = "the server already runs like this"
+"""Why an experiment is not tried that changes nothing; what it sets may be worth a try again later."""
+
 
 class Spent(Frozen):
     """What the session has used so far, and how long it may go on by the host's clock."""

@@ -12,7 +12,7 @@ from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
 from agent.evidence import affordable, known
 from agent.levers import Setting
-from agent.policy import awaits_approval, broken_constraints, forbidden
+from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
 from agent.refine import OWN, Learned, Tried
 from agent.todo_list import on_the_list
 from state import events as ev
@@ -122,7 +122,8 @@ def decided(
 
 
 def _usable(todo: Todo, config: SessionConfig) -> bool:
-    out = todo.status in (TodoStatus.SKIPPED, TodoStatus.GATED)
+    skipped = todo.status is TodoStatus.SKIPPED and todo.reason != SERVES
+    out = skipped or todo.status is TodoStatus.GATED
     return todo.experiment.tries and not out and forbidden(todo.experiment, config.policy) is None
 
 

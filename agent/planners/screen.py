@@ -17,7 +17,7 @@ from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import Knowledge, PlainChange, knowledge
 from agent.planners.answer import CHANGES, PROPOSALS, complaint, tidy
 from agent.planners.catalogue import NUMERICS
-from agent.policy import broken_constraints, forbidden
+from agent.policy import SERVES, broken_constraints, forbidden
 from state.errors import RatchetError
 from state.models import EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Policy, Source
 
@@ -202,7 +202,7 @@ def _against(
     if told.objections:
         return "; ".join(told.objections)
     if derived.fingerprint == bounds.parent.fingerprint:
-        return "the server already runs like this"
+        return SERVES
     if derived.fingerprint in known:
         return f"the same configuration is on the list as {known[derived.fingerprint]}"
     return None
