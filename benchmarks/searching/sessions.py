@@ -17,7 +17,7 @@ from tools.servers.base import KnownFlag
 from tools.simulated import Scenario
 
 SHORT_S = 3600
-SHORT = {"baseline_runs": 3, "max_blocks": 3, "max_runs": 1}
+SHORT = {"baseline_runs": 3, "max_runs": 1}
 """What a person who has less than an hour asks of the judge; the demo's session file says the same."""
 MODEL = {"kind": "model", "model": {"base_url": "http://stub.invalid/v1", "model": "stub"}}
 MEAN_COUNTS = 0.9

@@ -42,13 +42,13 @@ async def test_a_launch_takes_as_long_as_recorded_and_fails_as_recorded(tmp_path
     await there.launch("T1", adoption.spec)
     ready = await there.await_ready("T1")
     assert isinstance(ready, Ready)
-    assert (ready.load_s, there.clock) == (3.0, 3.0)
+    assert (ready.load_s, there.passed_s) == (3.0, 3.0)
     two = adoption.spec.model_copy(update={"flags": {"--threads": ("2",)}})
     await there.launch("T2", two)
     failed = await there.await_ready("T2")
     assert isinstance(failed, Failure)
     assert "two are too many" in failed.cause
-    assert there.clock == 4.5
+    assert there.passed_s == 4.5
     assert await there.serving() is None
 
 
@@ -61,12 +61,12 @@ async def test_a_run_is_looked_at_a_few_times_and_ends_on_its_second(tmp_path: P
         seen.append(state)
         await there.pause(0.5)
     assert len(seen) == LOOKS
-    assert there.clock == pytest.approx(42.0)
+    assert there.passed_s == pytest.approx(42.0)
     assert (state.elapsed_s, state.output_tokens) == (40.0, 1000)
     assert seen[4].output_tokens == pytest.approx(25.0 * seen[4].elapsed_s, abs=1)
     assert (await there.collect_run("M1")).metrics.output_tok_s == 25.0
     await there.pause(0.5)
-    assert there.clock == pytest.approx(42.5)
+    assert there.passed_s == pytest.approx(42.5)
 
 
 async def test_a_run_that_is_stopped_takes_no_more_time(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ async def test_a_run_that_is_stopped_takes_no_more_time(tmp_path: Path) -> None:
     await there.stop_run("M1")
     assert (await there.look_run("M1")).phase == "ended"
     await there.pause(0.5)
-    assert there.clock == pytest.approx(42.0 / LOOKS + 0.5)
+    assert there.passed_s == pytest.approx(42.0 / LOOKS + 0.5)
