@@ -41,7 +41,7 @@ def m004_exchanges(db: Database) -> None:
 
 @migrations()
 def m005_todo_history(db: Database) -> None:
-    """Every change of mind about a todo, and a person's words in the timeline."""
+    """Every change of mind about a todo; a person's words and the host's window in the timeline."""
     for statement in (_TODO_HISTORY, "DROP VIEW v_timeline", _timeline_with_words()):
         db.execute(statement)
 
@@ -228,10 +228,14 @@ CREATE VIEW v_todo_history AS
 
 
 def _timeline_with_words() -> str:
-    """The timeline's view with a person's words and what was carried over."""
+    """The timeline's view with a person's words, what was carried over, and what the window did."""
     told = """WHEN 'word-heard' THEN json_extract(body, '$.word.id') || ' a person says: '
                 || json_extract(body, '$.word.kind') || ' '
                 || coalesce(json_extract(body, '$.word.todo'), json_extract(body, '$.word.experiment.id'))
             WHEN 'carried-over' THEN 'takes over the list of session ' || json_extract(body, '$.origin')
+            WHEN 'clock-read' THEN 'the host says '
+                || datetime(json_extract(body, '$.clock.unix') + json_extract(body, '$.clock.offset_s'), 'unixepoch')
+                || ' of its own time; the window is ' || json_extract(body, '$.window')
+            WHEN 'window-awaited' THEN round(json_extract(body, '$.seconds') / 60, 1) || ' min waited for the window'
             """
     return _timeline_with_exchanges().replace("WHEN 'noted'", told + "WHEN 'noted'")

@@ -18,7 +18,7 @@ from tools.simulated import Scenario
 
 SHORT_S = 3600
 SHORT = {"baseline_runs": 3, "max_runs": 1}
-"""What a person who has less than an hour asks of the judge; the demo's session file says the same."""
+"""What a person who has less than an hour asks of the judge: half of the baseline runs, and one run of a launch."""
 MODEL = {"kind": "model", "model": {"base_url": "http://stub.invalid/v1", "model": "stub"}}
 MEAN_COUNTS = 0.9
 """A load point may lose as much as others gain, as for the rivals: the mean over all of them is what counts."""
@@ -109,5 +109,4 @@ def _idea(knob: Knob, value: str, changes: Sequence[Change]) -> dict[str, Any]:
         "hypothesis": f"{knob.name} may be better at {value}",
         "changes": [change.model_dump() for change in changes],
         "tags": list(knob.tags),
-        "expected_gain": 0.05,
     }

@@ -155,6 +155,12 @@ async def test_a_session_waits_for_its_window_and_pays_nothing_for_that(tmp_path
         assert runner.store.verdicts(runner.session_id)["close-out"].outcome is Outcome.BETTER
         begun = runner.store.session(runner.session_id).started_at
         assert runner.store.active_s(runner.session_id) == pytest.approx(runner.store.clock() - begun - 900.0, abs=6.0)
+        rows = runner.store.db.query(
+            "SELECT kind, story FROM v_timeline WHERE kind LIKE '%clock%' OR kind LIKE 'window%'"
+        )
+        stories = {row["kind"]: row["story"] for row in rows}
+        assert "00:45:0" in stories["clock-read"] and "the window is 01:00-02:00" in stories["clock-read"]
+        assert stories["window-awaited"].endswith("min waited for the window")
         assert_consistent(runner)
 
 
