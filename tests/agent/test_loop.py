@@ -277,3 +277,31 @@ async def test_a_pair_that_helps_only_together_is_found_and_explained(tmp_path: 
         assert "never tried together" in why["reason"]
         assert log.index(why) < next(i for i, entry in enumerate(log) if entry["subject"] == together.id)
         assert_consistent(runner)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_an_agent_that_dies_while_it_refines_adds_nothing_twice(tmp_path: Path, nth: int) -> None:
+    ideas = (flag("--threads", "2", tags=("threads",)), flag("--poll", "0", tags=("threads",), expected_gain=0.0))
+    refining = ONE_POINT.model_copy(update={"planner": ONE_POINT.planner.model_copy(update={"refine": True})})
+    passed: Counter[str] = Counter()
+
+    def die(name: str) -> None:
+        passed[name] += 1
+        if name == "node:choose" and passed["node:refine"] == nth and not passed["died"]:
+            passed["died"] += 1
+            raise Killed(name)  # right after the additions and their decision were written
+
+    with sim_session(tmp_path, *ideas, scenario=PAIRED, config=refining, fault=die) as runner:
+        with pytest.raises(Killed):
+            await runner.run()
+        before = [todo.id for todo in runner.store.todos(runner.session_id)]
+    with sim_session(tmp_path, *ideas, scenario=PAIRED, config=refining) as runner:
+        assert await runner.run() == 0
+        listed = [todo.id for todo in runner.store.todos(runner.session_id)]
+        assert listed[: len(before)] == before
+        assert len(set(listed)) == len(listed)
+        kept = [
+            todo for todo in runner.store.todos(runner.session_id) if outcomes(runner).get(todo.id) is Outcome.BETTER
+        ]
+        assert any({str(change) for change in todo.experiment.changes} == {"--threads 2", "--poll 0"} for todo in kept)
+        assert_consistent(runner)
