@@ -218,7 +218,16 @@ def unaffordable(
     if experiment.changes and spent.experiments >= budget.experiments:
         return f"all {budget.experiments} experiments of the budget are used"
     wanted = price(experiment, workload, rule, costs)
+    if experiment.observes and not costs.run_s:
+        return _first_look(wanted.seconds, policy, spent)
     return _beyond(wanted.seconds, wanted.launches, policy, spent, workload, rule, costs)
+
+
+def _first_look(seconds: float, policy: Policy, spent: Spent) -> str | None:
+    """Why the very first runs do not fit: what a run takes is a guess still, and there is nothing yet to close out."""
+    left = policy.budget.time_s - spent.elapsed_s
+    left = left if spent.open_s is None else min(left, spent.open_s)
+    return None if seconds <= left else f"needs about {seconds:.0f} s, {max(0.0, left):.0f} s are left"
 
 
 def no_room_for(

@@ -31,6 +31,7 @@ sys.path[0] = str(HERE.parent)  # the rig lies among the tests
 
 from agent.validity import invalid_reasons  # noqa: E402
 from benchmarks.kept import interrupt_on_sigterm  # noqa: E402
+from benchmarks.searching.sessions import HALF_IN_FLIGHT  # noqa: E402
 from state.models import Change, Failure, LaunchSpec, LoadPoint, ValidityRule, digest  # noqa: E402
 from tests.e2e import runs  # noqa: E402
 from tests.e2e.rig import Rig, rig  # noqa: E402
@@ -44,8 +45,7 @@ PROGRAM = (sys.executable, str(HERE.parent / "tools" / "demo" / "llama_server.py
 VOCAB_HIGH = 8000
 LAUNCH_S = 8.0
 """What a launch with its runs takes about on two idle cores."""
-RULE = ValidityRule(min_concurrency_share=0.5)
-"""As many requests as streams: with one slot they end one after the other, and half are in flight on average."""
+RULE = ValidityRule.model_validate(HALF_IN_FLIGHT)
 TRIES = 3
 """How often a run is taken until a session would count it."""
 CHANGES: TypeAdapter[tuple[Change, ...]] = TypeAdapter(tuple[Change, ...])

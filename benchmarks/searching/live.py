@@ -25,7 +25,7 @@ from benchmarks.kept import interrupt_on_sigterm, place
 from benchmarks.searching import ours, rivals
 from benchmarks.searching.outcome import Moment, Search, read
 from benchmarks.searching.scores import OURS, SLACK, share_above
-from benchmarks.searching.sessions import session_config
+from benchmarks.searching.sessions import HALF_IN_FLIGHT, session_config
 from benchmarks.searching.spaces import Setting, Space
 from state.errors import StoppedByOperator
 from state.models import Adoption, ProcessId, ValidityRule, digest
@@ -45,6 +45,7 @@ SLOWEST_START_S = 5.0
 """No start of this server takes longer on two idle cores."""
 BUSY = {"max_foreign_cpu_cores": 1000.0, "max_steal_share": 1.0, "min_concurrency_share": 0.0}
 """Only to see whether the program works: nothing is proven on a busy machine."""
+RULE = ValidityRule.model_validate(HALF_IN_FLIGHT)
 TRIES = 3
 """How often a run of the final comparison is taken until a session would count it."""
 ROUND_MIN = 0.2
@@ -82,7 +83,7 @@ class Host:
                 workload = runs.workload_of(point, vocab_high=VOCAB_HIGH)
                 key = f"{self.seed}-M{self.taken}"
                 result = await runs.ran(self.target, key, self.process, workload, int(digest(key, 8), 16) % 2**31)
-                if not left or not invalid_reasons(result.metrics, result.telemetry, point, ValidityRule()):
+                if not left or not invalid_reasons(result.metrics, result.telemetry, point, RULE):
                     break
             logs.append(math.log(result.metrics.output_tok_s or 1e-9))
         return fmean(logs)

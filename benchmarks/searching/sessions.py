@@ -19,6 +19,8 @@ from tools.simulated import Scenario
 SHORT_S = 3600
 SHORT = {"baseline_runs": 3, "max_runs": 1}
 """What a person who has less than an hour asks of the judge: half of the baseline runs, and one run of a launch."""
+HALF_IN_FLIGHT = {"min_concurrency_share": 0.5}
+"""With as many requests as streams and one slot they end one after the other: half are in flight on average."""
 MODEL = {"kind": "model", "model": {"base_url": "http://stub.invalid/v1", "model": "stub"}}
 MEAN_COUNTS = 0.9
 """A load point may lose as much as others gain, as for the rivals: the mean over all of them is what counts."""
@@ -47,6 +49,7 @@ def session_config(
         "server": {"engine": space.engine, "start_deadline_s": 3 * slowest_start_s},
         "judge": SHORT if budget_s < SHORT_S else {},
         "workload": workload,
+        "validity": HALF_IN_FLIGHT,
         "policy": {"budget": {"time_s": budget_s, "experiments": 1000, "restarts": 10000}},
         "planner": {"only": only or ["nothing-of-the-catalogue"], **(MODEL if model else {})},
         "experiments": own,

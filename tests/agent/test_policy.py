@@ -17,6 +17,7 @@ from agent.policy import (
     needed_disruption,
     observation_s,
     out_of_time,
+    price,
     unaffordable,
 )
 from state.models import (
@@ -160,6 +161,16 @@ def test_the_close_out_is_reserved_before_each_experiment(
     policy = Policy(budget=Budget.model_validate(budget))
     found = unaffordable(experiment, policy, used, WORKLOAD, RULE, COSTS)
     assert found is None if said is None else found is not None and said in found
+
+
+def test_the_first_runs_need_no_close_out_since_their_price_is_a_guess() -> None:
+    look, guessed = idea(disruption="load"), Costs(launch_s=COSTS.launch_s)
+    needed = price(look, WORKLOAD, RULE, guessed).seconds
+    for time_s, said in ((needed, None), (needed - 1.0, f"needs about {needed:.0f} s")):
+        found = unaffordable(look, Policy(budget=Budget(time_s=time_s)), spent(), WORKLOAD, RULE, guessed)
+        assert found is None if said is None else found is not None and said in found
+    closing = spent().model_copy(update={"open_s": needed - 1.0})
+    assert unaffordable(look, Policy(), closing, WORKLOAD, RULE, guessed) is not None
 
 
 @pytest.mark.parametrize(
