@@ -45,14 +45,26 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     allowed = config.planner.refine and config.planner.kind != "selftest"
     if not allowed or config.policy.max_disruption < Disruption.RESTART:
         return False
-    kinds = [decision["kind"] for decision in store.decisions(session_id)]
-    if DecisionKind.REFINE.value in kinds:
-        kinds = kinds[len(kinds) - kinds[::-1].index(DecisionKind.REFINE.value) :]
-        news = LEARNED & {*kinds}
-        if not news or not (DecisionKind.KEEP.value in news or idle or begins(store, session_id)):
+    news = _news(store, session_id)
+    if news is not None and not news:
+        return False
+    if news is not None and DecisionKind.KEEP.value not in news and not idle:
+        refused = DecisionKind.BLOCK.value in news
+        if not refused or not begins(store, session_id):
             return False
     ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
     return not ending and affordable(store, session_id, config)
+
+
+def _news(store: Store, session_id: str) -> frozenset[str] | None:
+    """What kinds of decisions taught something since the list was refined last; None before the first time."""
+    found = set()
+    for decision in reversed(store.decisions(session_id)):
+        if decision["kind"] == DecisionKind.REFINE.value:
+            return frozenset(found)
+        if decision["kind"] in LEARNED:
+            found.add(decision["kind"])
+    return None
 
 
 def begins(store: Store, session_id: str) -> bool:
