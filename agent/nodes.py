@@ -33,7 +33,7 @@ from agent.levers import Setting
 from agent.planners.base import Planner, View
 from agent.planners.tpe import asked
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden, over, restarts
-from agent.refine import all_at_once, refinements
+from agent.refine import all_at_once, refinements, reweighed
 from agent.spare_time import set_aside
 from agent.spoken import listen
 from agent.todo_list import never_approved, on_the_list
@@ -179,7 +179,8 @@ class Nodes:
 
         begins = refiner.begins(self.store, self.session_id)
         refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
-        self.hands.write(*refiner.decided(self.store, self.session_id, self.config, new, refined))
+        moved = [] if begins else reweighed(learned)
+        self.hands.write(*refiner.decided(self.store, self.session_id, self.config, new, refined, moved))
         return {"next": "choose"}
 
     async def choose(self, state: LoopState) -> LoopState:

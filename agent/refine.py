@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from pydantic import Field
+
 from agent.levers import Lever, Point, Range, Setting, defaults_of, levers, moved, number, plain, point, together
 from agent.surrogate import Guess, Seen, guesses
 from state.models import Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
@@ -23,6 +25,8 @@ WORTH = 0.25
 """An idea is worth its launches when its expected improvement is at least this part of the smallest relevant gain."""
 PATIENCE = 4
 """After so many refinements that came to nothing in a row the next one has to promise twice as much."""
+MIDDLE, SUNK, MOVES = 0.5, 0.1, 0.05
+"""Priority of what promises nothing and costs nothing, of what does not promise enough, and the least change of one."""
 BELIEVED = 0.5
 """What a catalogue hopes for is believed by half: most of what is hoped for is not found."""
 AGAIN = 2
@@ -59,6 +63,8 @@ class Learned(Frozen):
     known_good: LaunchSpec
     ideas: tuple[Experiment, ...]
     pending: tuple[Experiment, ...]
+    priorities: dict[str, float] = Field(default_factory=dict)
+    """Those of what is pending and may be moved; what a person has put in its place is not among them."""
     tried: tuple[Tried, ...]
     minimal_effect: float
     made: int = 0
@@ -79,6 +85,14 @@ class Candidate(Frozen):
     def hoped(self) -> float:
         """See `Guess.hoped`."""
         return Guess(mean=self.mean, spread=self.spread).hoped
+
+
+class Reweighed(Frozen):
+    """A todo's priority by what was measured of its settings, and why."""
+
+    id: str
+    priority: float
+    reason: str
 
 
 Choices = dict[str, str | float]
@@ -152,6 +166,23 @@ def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> l
         if more is not None and not clashes and not serves and len(more) <= MOST_AT_ONCE and not objects(more):
             held.append(idea)
     return held
+
+
+def reweighed(learned: Learned) -> list[Reweighed]:
+    """What is pending, where its settings were measured in something else: how much it promises on known-good now."""
+    moves = levers(learned.engine, learned.pending, learned.found)
+    model = _Model(learned, moves)
+    known = [one for one in learned.pending if one.id in learned.priorities and plain(one) and model.measured(one)]
+    weighed = model.weighed([Candidate(setting=plain(one), what=one.id, why="") for one in known])
+    found = []
+    for one in weighed:
+        promises = one.hoped >= WORTH * math.log1p(learned.minimal_effect)
+        priority = round(min(1.0, MIDDLE + one.hoped) if promises else SUNK, 3)
+        if abs(priority - learned.priorities[one.what]) >= MOVES:
+            found.append(
+                Reweighed(id=one.what, priority=priority, reason=f"by what was measured it does {_likely(one)}")
+            )
+    return found
 
 
 def _written(ideas: Sequence[Experiment]) -> list[Experiment]:
@@ -228,6 +259,11 @@ class _Model:
         if any(self.after(plain(one)) == at for one in self.learned.pending if plain(one)):
             return True
         return self._fails(at) or self._stale(setting)
+
+    def measured(self, idea: Experiment) -> bool:
+        """Whether something that was measured differs from its parent in a setting of the idea."""
+        names = [change.name for change in plain(idea)]
+        return any(one.base[name] != one.to[name] for one in self.seen for name in names)
 
     def worked(self) -> frozenset[str]:
         """The names that a kept change is about."""
@@ -358,19 +394,22 @@ def _choices(at: Point, moves: Sequence[Lever], space: Space) -> Choices:
 # --- what comes of it ----------------------------------------------------------------------------------------
 
 
+def _likely(one: Candidate) -> str:
+    return f"{math.expm1(one.mean):+.1%}, give or take {math.expm1(one.spread):.1%}"
+
+
 def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place: int) -> Experiment:
     names = {change.name for change in one.setting}
     touched = [lever for lever in moves if names & {*lever.names}]
     ideas = [idea for idea in learned.ideas if any(idea.id in lever.ideas for lever in touched)]
     guess = Guess(mean=one.mean, spread=one.spread)
-    likely = f"{math.expm1(one.mean):+.1%}, give or take {math.expm1(one.spread):.1%}"
     return Experiment(
         id=f"{OWN}{place}",
         title=one.what,
-        hypothesis=f"{one.why}; by what was measured so far it does {likely}",
+        hypothesis=f"{one.why}; by what was measured so far it does {_likely(one)}",
         changes=one.setting,
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
-        priority=min(1.0, 0.5 + guess.hoped),
+        priority=min(1.0, MIDDLE + guess.hoped),
         expected_gain=math.expm1(guess.hoped),
         needs=tuple(dict.fromkeys(need for idea in ideas if {*plain(idea)} <= {*one.setting} for need in idea.needs)),
         numerics=any(idea.numerics for idea in ideas),

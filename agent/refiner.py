@@ -13,7 +13,7 @@ from agent.config import SessionConfig
 from agent.evidence import affordable, known
 from agent.levers import Setting
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
-from agent.refine import OWN, Learned, Tried
+from agent.refine import OWN, Learned, Reweighed, Tried
 from agent.todo_list import on_the_list
 from state import events as ev
 from state.errors import RatchetError
@@ -29,6 +29,7 @@ from state.models import (
     TodoStatus,
 )
 from state.store import Store
+from state.words import PriorityWord
 from tools.target import Target
 
 LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
@@ -58,7 +59,7 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
 
 def _news(store: Store, session_id: str) -> frozenset[str] | None:
     """What kinds of decisions taught something since the list was refined last; None before the first time."""
-    found = set()
+    found: set[str] = set()
     for decision in reversed(store.decisions(session_id)):
         if decision["kind"] == DecisionKind.REFINE.value:
             return frozenset(found)
@@ -90,6 +91,7 @@ def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[
         known_good=store.spec(known_good),
         ideas=(*(todo.experiment for todo in facts.todos if _usable(todo, config)), *ready),
         pending=(*(todo.experiment for todo in facts.todos if todo.status in WAITS and todo.experiment.tries), *ready),
+        priorities=_movable(store, session_id, facts.todos),
         tried=tuple(_tried(store, session_id, facts.todos)),
         minimal_effect=config.judge.minimal_effect,
         made=sum(todo.id.startswith(OWN) for todo in facts.todos),
@@ -113,9 +115,14 @@ def objection(
 
 
 def decided(
-    store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment], refined: Sequence[Experiment]
+    store: Store,
+    session_id: str,
+    config: SessionConfig,
+    new: Sequence[Experiment],
+    refined: Sequence[Experiment],
+    moved: Sequence[Reweighed],
 ) -> list[ev.Event]:
-    """What is added to the list, and the decision that says why; also when nothing is."""
+    """What is added to the list and what moves on it, and the decision that says why; also when nothing does."""
     nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
     words += [f"{one.id} fits the configuration that was kept" for one in new]
@@ -124,13 +131,23 @@ def decided(
         kind=DecisionKind.REFINE,
         subject=session_id,
         what=f"{len(words)} more on the list" if words else "nothing more on the list",
-        reason="; ".join(words) or nothing,
+        reason="; ".join((*(words or (nothing,)), *(f"{one.id} {one.reason}" for one in moved))),
     )
+    changes = [
+        ev.TodoChanged(experiment_id=one.id, priority=one.priority, reason=f"{one.reason} ({decision.id})")
+        for one in moved
+    ]
     added = [on_the_list(one, config.policy) for one in (*new, *refined)]
-    return [*added, ev.DecisionMade(decision=decision)]
+    return [*added, *changes, ev.DecisionMade(decision=decision)]
 
 
 # --- parts -------------------------------------------------------------------------------------------------
+
+
+def _movable(store: Store, session_id: str, todos: Sequence[Todo]) -> dict[str, float]:
+    """Priorities of what is pending, but for what a person has moved: that stays where it was put."""
+    placed = {word.todo for word in store.words(session_id) if isinstance(word, PriorityWord)}
+    return {todo.id: todo.priority for todo in todos if todo.status is TodoStatus.PENDING and todo.id not in placed}
 
 
 def _usable(todo: Todo, config: SessionConfig) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from agent.levers import Setting
 from agent.planners.tpe import asked
-from agent.refine import Learned, Tried, all_at_once, refinements
+from agent.refine import Learned, Tried, all_at_once, refinements, reweighed
 from state.models import Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
 
@@ -195,3 +195,16 @@ def test_what_did_not_start_all_at_once_is_tried_without_what_the_refusal_speaks
     assert made(second) == {"--threads 2", "--slots 4"}
     silent = tried(first, here, Outcome.FAILED, cause="exit code 139")
     assert all_at_once(learned(here, silent, ideas=ideas, pending=ideas, made=1), nobody_objects) == []
+
+
+def test_what_waits_is_weighed_anew_by_what_was_measured_of_its_settings() -> None:
+    here = spec(threads="1", slots="1", poll="50")
+    eight, four = flag("--slots", "8", tags=("slots",)), flag("--slots", "4", tags=("slots",), priority=0.9)
+    unknown = flag("--poll", "0", tags=("waiting",), priority=0.9)
+    before = learned(here, tried(eight, here, Outcome.BETTER, 0.8), ideas=(four, unknown), pending=(four, unknown))
+    know = before.model_copy(update={"priorities": {four.id: 0.9, unknown.id: 0.9}})
+    (moved,) = reweighed(know)
+    assert moved.id == four.id
+    assert moved.priority < 0.9
+    assert "by what was measured it does -" in moved.reason
+    assert reweighed(know.model_copy(update={"priorities": {unknown.id: 0.9}})) == []
