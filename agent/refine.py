@@ -125,8 +125,8 @@ def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
     """What promises most, made together as the very first experiment; none where fewer than two ideas go together.
 
     One comparison then tells what would take one for each, and what of it does not help is found by going back on
-    single settings. Ideas that change the numbers a model computes with stay out: they are to be judged by themselves.
-    Where it did not start it is tried again without what the refusal speaks of, else with its better half.
+    single settings. Where it did not start it is tried again without what the refusal speaks of, else with its better
+    half; where it was worse, without the ideas that change the numbers a model computes with, if it had any.
     """
     moves = levers(learned.engine, learned.pending, learned.found)
     model = _Model(learned, moves)
@@ -143,10 +143,13 @@ def _promising(learned: Learned) -> list[Experiment]:
     found = [
         idea
         for idea in learned.pending
-        if plain(idea) and idea.tier == 1 and not idea.numerics and idea.expected_gain >= learned.minimal_effect
+        if plain(idea) and idea.tier == 1 and idea.expected_gain >= learned.minimal_effect
     ]
     found.sort(key=lambda idea: (-idea.expected_gain, -idea.priority, idea.id))
     for one in learned.tried:
+        if one.outcome is not Outcome.FAILED:
+            found = [idea for idea in found if not idea.numerics]
+            continue
         names = {change.name for change in plain(one.experiment)}
         parts = [idea for idea in found if {*plain(idea)} <= {*plain(one.experiment)}]
         blamed = {name for name in names if _speaks_of(one.cause, name)}

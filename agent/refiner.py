@@ -27,6 +27,7 @@ from state.models import (
     Role,
     Todo,
     TodoStatus,
+    Verdict,
 )
 from state.store import Store
 from state.words import PriorityWord
@@ -50,8 +51,7 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     if news is not None and not news:
         return False
     if news is not None and DecisionKind.KEEP.value not in news and not idle:
-        refused = DecisionKind.BLOCK.value in news
-        if not refused or not begins(store, session_id):
+        if not begins(store, session_id):
             return False
     ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
     return not ending and affordable(store, session_id, config)
@@ -69,10 +69,15 @@ def _news(store: Store, session_id: str) -> frozenset[str] | None:
 
 
 def begins(store: Store, session_id: str) -> bool:
-    """Whether nothing was tried yet but what promises most all at once, and that never started."""
+    """Whether nothing was tried yet but what promises most all at once, and less of it may still do."""
     tries = {todo.id: todo.experiment for todo in store.todos(session_id) if todo.experiment.tries}
-    said = {name: verdict for name, verdict in store.verdicts(session_id).items() if name in tries}
-    return all(name.startswith(OWN) and verdict.outcome is Outcome.FAILED for name, verdict in said.items())
+    said = ((tries[name], verdict) for name, verdict in store.verdicts(session_id).items() if name in tries)
+    return all(one.id.startswith(OWN) and _less_may_do(one, verdict) for one, verdict in said)
+
+
+def _less_may_do(bundle: Experiment, verdict: Verdict) -> bool:
+    changed = bundle.numerics and verdict.outcome is Outcome.WORSE
+    return changed or verdict.outcome is Outcome.FAILED
 
 
 def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment]) -> Learned:

@@ -17,8 +17,8 @@ from tools.servers.base import KnownFlag
 from tools.simulated import Scenario
 
 SHORT_S = 3600
-SHORT = {"baseline_runs": 3, "max_runs": 1}
-"""What a person who has less than an hour asks of the judge: half of the baseline runs, and one run of a launch."""
+SHORT = {"baseline_runs": 3, "max_runs": 1, "max_blocks": 12}
+"""What a person who has less than an hour asks of the judge: few runs of each, and launches as needed."""
 HALF_IN_FLIGHT = {"min_concurrency_share": 0.5}
 """With as many requests as streams and one slot they end one after the other: half are in flight on average."""
 MODEL = {"kind": "model", "model": {"base_url": "http://stub.invalid/v1", "model": "stub"}}

@@ -161,8 +161,11 @@ def test_the_first_experiment_makes_what_promises_most_at_once() -> None:
         flag("--cache", "q8_0", expected_gain=0.2, numerics=True),
     )
     (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas), nobody_objects)
-    assert made(first) == {"--threads 2", "--slots 8"}
-    assert first.priority == 1.0
+    assert made(first) == {"--threads 2", "--slots 8", "--cache q8_0"}
+    assert first.priority == 1.0 and first.numerics
+    worse = tried(first, here, Outcome.WORSE, 0.4)  # its answers were others
+    (second,) = all_at_once(learned(here, worse, ideas=ideas, pending=ideas, made=1), nobody_objects)
+    assert made(second) == {"--threads 2", "--slots 8"} and not second.numerics
     assert all_at_once(learned(here, ideas=ideas[:1], pending=ideas[:1]), nobody_objects) == []
 
 
