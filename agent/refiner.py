@@ -50,9 +50,9 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     news = _news(store, session_id)
     if news is not None and not news:
         return False
-    if news is not None and DecisionKind.KEEP.value not in news and not idle:
-        if not begins(store, session_id):
-            return False
+    kept = news is None or DecisionKind.KEEP.value in news
+    if not kept and not idle and not begins(store, session_id):
+        return False
     ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
     return not ending and affordable(store, session_id, config)
 
