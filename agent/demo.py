@@ -97,6 +97,7 @@ max_runs = 1
 quiet_wait_s = 120
 
 [planner]
+refine = false               # one change at a time, so that each step can be followed
 only = ["threads-batch-all", "threads-all", "spec-ngram-mod-short", "slots-4", "poll-none", "flash-attn-on"]
 
 [[experiments]]              # refused by the server at start: shows what a failed launch costs and that it is mended
