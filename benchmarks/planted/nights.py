@@ -57,6 +57,7 @@ baseline_runs = 3            # the nights are short; what a keep needs is as it 
 close_out_blocks = 1
 
 [planner]
+refine = false
 only = ["nothing-of-the-catalogue"]
 """
 BUSY = """
