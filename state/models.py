@@ -884,7 +884,7 @@ class JudgeRule(Frozen):
     minimal_effect: float = Field(default=0.02, gt=0, lt=1, description="smallest gain worth having, a fraction")
     min_blocks: int = Field(default=2, ge=2, description="candidate launches before a keep")
     max_blocks: int = Field(default=5, ge=2, description="candidate launches before giving up")
-    max_runs: int = Field(default=4, ge=1, description="runs of one launch at the objective's load points, at most")
+    max_runs: int = Field(default=8, ge=1, description="runs of one launch at the objective's load points, at most")
     baseline_runs: int = Field(default=6, ge=2, description="runs per load point before the first experiment")
     close_out_blocks: int = Field(default=2, ge=1, description="launches of each side in the final comparison")
     sentinel_every: int = Field(

@@ -166,6 +166,8 @@ def _standing(comparison: Comparison) -> Standing:
         runs = candidate if arm is Arm.CANDIDATE else parent
         if arm is Arm.BASELINE and block == 0 and parent_first:
             runs = parent_first
+        elif last is not None and last.clear[0]:
+            runs = 1
         missing = _missing(comparison, arm, block, comparison.workload.objective.at, runs)
         if missing is not None:
             return Standing(need=missing, last=last)

@@ -28,6 +28,9 @@ BASELINE_SHARE = 0.25
 OUT_OF_REACH = 0.15
 """A candidate is given up when its chance of a keep at the last look is below this, were its effect what it seems."""
 
+CLEAR = 0.01
+"""No gain this many times less likely than a keep asks for: each launch that is still due gets one run."""
+
 HARM_LEVEL = 0.025
 """A chance of a gain below this is called harm."""
 
@@ -82,12 +85,16 @@ class Course:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The ruling per night, the chances behind it (no gain; the minimal effect), what a dismissal gives back."""
+    """The ruling per night, the chances behind it (no gain; the minimal effect), what a dismissal gives back.
+
+    `clear`: what is still due only confirms it, so that one run of a launch is enough.
+    """
 
     ruling: Indices
     no_gain: Floats
     worth: Floats
     given_back: Floats
+    clear: Bools
 
 
 def begin(belief: Belief) -> Course:
@@ -134,7 +141,8 @@ def rule(course: Course, stakes: Stakes) -> tuple[Course, Verdicts]:
         ruling = np.where(where, word, ruling)
     unspent = boundary.still_to_err(no_gain, candidates, level, stakes.share, stakes.looks)
     back = np.where(keep, stakes.share, np.where(harm | hopeless | undecided, unspent, 0.0))
-    return replace(course, confirming=confirm), Verdicts(ruling.astype(np.intp), no_gain, worth, back)
+    clear = judged & (no_gain < CLEAR * level)
+    return replace(course, confirming=confirm), Verdicts(ruling.astype(np.intp), no_gain, worth, back, clear)
 
 
 def chance_without_one(course: Course) -> Floats:

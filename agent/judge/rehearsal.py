@@ -104,12 +104,13 @@ class Rehearsal:
             state = course.after(state, self._measured(nights, no, np.full(len(nights), parent_first), number))
             self.fresh[nights] = self.unknown[nights] = False
         wants = np.full(len(nights), int(Ruling.CANDIDATE))
+        clear = np.zeros(len(nights), dtype=bool)
         while len(nights):
             candidate = wants == Ruling.CANDIDATE
             self._launched(nights)
-            runs = np.where(candidate, *self.per_launch)
+            runs = np.where(clear, 1, np.where(candidate, *self.per_launch))
             state = course.after(state, self._measured(nights, candidate, runs, number))
-            self.runs[nights[candidate], number] += self.per_launch[0]
+            self.runs[nights[candidate], number] += runs[candidate]
             self.launches[nights[candidate], number] += 1
             self.fresh[nights] = candidate
             stakes = Stakes(share, looks, self.script.rule.minimal_effect, hopeless)
@@ -121,7 +122,7 @@ class Rehearsal:
             if done.any():
                 self._settle(nights[done], number, wants[done], share[done] - said.given_back[done], state.now[done])
             nights, state, wants = nights[~done], state[~done], wants[~done]
-            share, hopeless = share[~done], hopeless[~done]
+            share, hopeless, clear = share[~done], hopeless[~done], said.clear[~done]
 
     def _settle(self, nights: Indices, number: int, ruling: Indices, spent: Floats, belief: Belief) -> None:
         """Keep or take back; whatever has to serve now and doesn't is launched."""

@@ -22,8 +22,8 @@ PATIENT, HASTY = 0.25, 0.55
 AMPLE_PAIRS, SCARCE_PAIRS = 4.0, 1.5
 """Launches of either side per experiment left that the remaining time pays: from ample to scarce."""
 
-MOST_RUNS = 3
-"""Runs of the candidate in one launch at most; the parent gets twice as many, up to one more than this."""
+MOST_RUNS, PARENT_RUNS = 8, 4
+"""Runs of the candidate in one launch at most, and of the parent at least: its runs serve later comparisons too."""
 
 LUCK_RATIO = 0.5
 """Launch spread over run spread that the number of runs per launch is planned for."""
@@ -43,7 +43,7 @@ def runs_per_launch(launch_s: float, run_s: float, most: int) -> tuple[int, int]
     """
     best = math.sqrt(launch_s / max(run_s, 1e-9)) / LUCK_RATIO
     runs = min(MOST_RUNS, max(2, round(best)))
-    return min(most, runs), min(most, MOST_RUNS + 1, 2 * runs)
+    return min(most, runs), min(most, max(runs, PARENT_RUNS))
 
 
 def hopeless_below(left_s: Floats, experiments: int, pair_s: float) -> Floats:

@@ -117,8 +117,8 @@ class Surface(Space):
 
     @property
     def slowest_start_s(self) -> float:
-        """The longest that any launch took."""
-        return max(map(self._start_s, self.starts))
+        """The longest that any launch took until it served."""
+        return max(self._start_s(one) for one in self.starts if all(launch.failure is None for launch in self.starts[one]))
 
     def _start_s(self, setting: Setting) -> float:
         return max(launch.seconds for launch in self.starts[setting])
