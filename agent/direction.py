@@ -60,7 +60,8 @@ def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo
 
 
 def _in_a_row(topic: str, verdicts: Sequence[Verdict], known: Mapping[str, Todo]) -> list[Verdict]:
-    """The topic's newest verdicts that speak against it, oldest first; one that speaks for it ends the row.
+    """The topic's newest verdicts that speak against it, oldest first; one that speaks for it ends the row,
+    and so does the one by which there are too many.
 
     What was blocked was not judged by its figures.
     """
@@ -75,6 +76,8 @@ def _in_a_row(topic: str, verdicts: Sequence[Verdict], known: Mapping[str, Todo]
             break
         if verdict.outcome in NOTHING:
             found.insert(0, verdict)
+        if len(found) > ENOUGH:
+            break
     return found
 
 

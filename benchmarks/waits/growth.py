@@ -1,7 +1,7 @@
 """What a step of the loop costs late in a long session against early, on a simulated target whose own time is left out.
 
 A long session is grown once and kept; then both ends are measured in turns, each from a copy, so that a machine that
-slows down slows down both. The list never runs dry: for every verdict another experiment comes in.
+slows down slows down both. The list is as long at either end: for every experiment that is judged another one comes in.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MeteredNodes:
 
 
 class Feeder(Silent):
-    """Puts another experiment on the list for every verdict, and ends the session after so many."""
+    """Puts another experiment on the list for every one that is judged, and ends the session after so many verdicts."""
 
     def __init__(self, runner: Runner, until: int, judged: Callable[[], None]) -> None:
         self.runner, self.until, self.judged = runner, until, judged
@@ -132,7 +132,10 @@ class Feeder(Silent):
         if not isinstance(event, ev.VerdictReached):
             return
         self.count += 1
-        self.runner.store.append(self.runner.session_id, ev.TodoAdded(experiment=another(next(self.number))))
+        store, session_id = self.runner.store, self.runner.session_id
+        judged = store.todo(session_id, event.verdict.experiment_id)
+        if judged is not None and judged.experiment.tries:  # a check of the loop's own leaves the list as long as it was
+            store.append(session_id, ev.TodoAdded(experiment=another(next(self.number))))
         self.judged()
         if self.count >= self.until:
             self.runner.stop.set()

@@ -36,7 +36,6 @@ def test_a_row_that_is_written_again_changes_its_labels_and_its_place() -> None:
     rows.put("a", 3, "plum")
     assert rows.items == ["pear", "plum"]
     assert rows.with_label(("first", "f")) == []
-    assert rows.values("first") == ["p"]
     assert rows.get("a") == "plum"
 
 
@@ -59,7 +58,6 @@ def everything(store: Store, session: str) -> dict[str, Any]:
         "open": store.open_comparison(session),
         "comparisons": store.comparisons(session),
         "trials": trials,
-        "launched": store.launched(session),
         "specs": [store.spec(trial.fingerprint) for trial in trials],
         "by process": [store.trials(session, (PROCESS, trial.process)) for trial in trials],
         "by spec": [store.trials(session, (FINGERPRINT, trial.fingerprint)) for trial in trials],
