@@ -43,8 +43,9 @@ def topic_of(experiment: Experiment) -> str | None:
 def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo], now: Sequence[Todo]) -> Turn | None:
     """The change of direction that a verdict makes, None when it makes none.
 
-    `earlier` are the other verdicts in their order, `before` the whole list as it was before this verdict, `now` as
-    it is with the priorities that the verdict moves. Sentinels, observations and the loop's own checks do not count.
+    `earlier` are the other verdicts in their order, `before` the whole list as it was before this verdict, `now` what
+    waits on it, with the priorities that the verdict moves. Sentinels, observations and the loop's own checks do not
+    count.
     """
     known = {todo.id: todo for todo in before}
     judged = known[verdict.experiment_id].experiment

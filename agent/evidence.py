@@ -279,18 +279,35 @@ def _left(store: Store, session_id: str, experiment_id: str) -> int:
     return max(1, waiting + counts)
 
 
-def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
-    """Share of the night's error and what came back of it, of every experiment judged before."""
+class Shares:
+    """Share of the night's error and what came back of it, by judged experiment, and what is spent of it by all."""
 
-    def take(found: dict[str, tuple[float, float]], judged: Judged) -> None:
+    def __init__(self) -> None:
+        self.each: dict[str, tuple[float, float]] = {}
+        self.spent = 0.0
+
+    def add(self, name: str, share: float, back: float) -> None:
+        """Another verdict; the second one on an experiment stands for both."""
+        again = self.each.pop(name, None) is not None
+        self.each[name] = share, back
+        self.spent = (
+            sum(one - returned for one, returned in self.each.values()) if again else self.spent + (share - back)
+        )
+
+
+def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
+    """Share of the night's error and what came back of it: of all experiments judged before together."""
+
+    def take(shares: Shares, judged: Judged) -> None:
         name, rule = judged.verdict.experiment_id, judged.verdict.rule
         todo = store.todo(session_id, name)
         if todo is not None and todo.experiment.tries:
-            found.pop(name, None)
-            found[name] = float(rule.get("share", 0)), float(rule.get("given_back", 0))
+            shares.add(name, float(rule.get("share", 0)), float(rule.get("given_back", 0)))
 
-    shares = store.folded(session_id, "shares", VERDICTS, dict[str, tuple[float, float]], take)
-    return tuple(share for name, share in shares.items() if name != experiment_id)
+    shares = store.folded(session_id, "shares", VERDICTS, Shares, take)
+    if experiment_id in shares.each:
+        return tuple(share for name, share in shares.each.items() if name != experiment_id)
+    return ((shares.spent, 0.0),)
 
 
 def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Prices:
