@@ -290,9 +290,9 @@ class Shares:
         """Another verdict; the second one on an experiment stands for both."""
         again = self.each.pop(name, None) is not None
         self.each[name] = share, back
-        self.spent = (
-            sum(one - returned for one, returned in self.each.values()) if again else self.spent + (share - back)
-        )
+        self.spent = 0.0 if again else self.spent
+        for one, returned in [*self.each.values()] if again else [(share, back)]:
+            self.spent += one - returned
 
 
 def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
