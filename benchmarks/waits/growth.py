@@ -7,6 +7,7 @@ slows down slows down both. The list is as long at either end: for every experim
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import math
@@ -31,7 +32,8 @@ Figures = dict[str, Any]
 WAITING = 10
 """Experiments on the list at any time."""
 WARM = 5
-"""Experiments at the begin of each measurement that are left out: files are opened, modules loaded, caches filled."""
+"""Experiments at the begin of each measurement that are left out: files are opened, modules loaded, caches filled, and
+what is kept of a long session is read at once, which Python's collector of garbage would go through in what follows."""
 MEASURED = 15
 POLICY = CONFIG.policy.model_copy(
     update={
@@ -156,7 +158,13 @@ def play(folder: Path, until: int) -> list[list[tuple[str, float]]]:
         runner.target = runner.hands.target = runner.tenure.target = target
         runner.nodes = MeteredNodes(runner.nodes, meter)  # type: ignore[assignment]
         ends: list[int] = []
-        feeder = Feeder(runner, until, lambda: ends.append(len(meter.steps)))
+
+        def judged() -> None:
+            ends.append(len(meter.steps))
+            if len(ends) == WARM:
+                gc.collect()  # what was read on opening is as old as it would be in a session that never ended
+
+        feeder = Feeder(runner, until, judged)
         runner.progress = runner.hands.progress = feeder
         asyncio.run(runner.run())
         target.put_away()
