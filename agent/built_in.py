@@ -13,6 +13,7 @@ from agent.evidence import BASELINE, CLOSE_OUT, costs, fresh, spent
 from agent.policy import no_room_for, no_room_for_the_end
 from state.models import Disruption, Experiment, LoadHint, Outcome, Purpose, Role, Source, Todo, Verdict
 from state.store import Store
+from state.tables import PURPOSE, VERDICTS
 
 SENTINEL_WINS = 3
 """Sentinels in a row that looked like gains, after which nothing on this host can be judged."""
@@ -68,9 +69,13 @@ def sentinel_experiment(number: int) -> Experiment:
 
 def sentinels(store: Store, session_id: str) -> list[Verdict]:
     """Verdicts of the A/A checks so far, oldest first."""
-    verdicts = store.verdicts(session_id)
-    ids = [todo.id for todo in store.todos(session_id) if todo.experiment.purpose is Purpose.SENTINEL]
-    return [verdicts[name] for name in ids if name in verdicts]
+
+    def passed() -> list[Verdict]:
+        verdicts = store.verdicts(session_id)
+        listed = store.todos(session_id, (PURPOSE, Purpose.SENTINEL))
+        return [verdicts[todo.id] for todo in listed if todo.id in verdicts]
+
+    return store.derived(session_id, "sentinels", (VERDICTS,), passed)
 
 
 def sentinels_won(store: Store, session_id: str) -> int:
@@ -98,7 +103,12 @@ def sentinel_due(store: Store, session_id: str, config: SessionConfig) -> Due | 
     else:
         judged = _judged_since_sentinel(store, session_id)
         parent = store.role(session_id, Role.KNOWN_GOOD)
-        if judged < every or parent is None or not fresh(*store.before(session_id, None), parent):
+        trials = store.trials(session_id)
+        if (
+            judged < every
+            or parent is None
+            or not fresh(trials, lambda name: _measured(store, session_id, name), parent)
+        ):
             return None
         reason = f"{judged} experiments were judged since the last one, and the parent was launched anew just now"
     experiment = sentinel_experiment(len(passed) + 1)
@@ -106,11 +116,18 @@ def sentinel_due(store: Store, session_id: str, config: SessionConfig) -> Due | 
 
 
 def _judged_since_sentinel(store: Store, session_id: str) -> int:
-    known = {todo.id: todo.experiment for todo in store.todos(session_id)}
     judged = 0
-    for name in store.verdicts(session_id):
-        judged = 0 if known[name].purpose is Purpose.SENTINEL else judged + known[name].tries
+    for name in reversed(store.verdicts(session_id)):
+        todo = store.todo(session_id, name)
+        assert todo is not None, "what is judged is on the list"
+        if todo.experiment.purpose is Purpose.SENTINEL:
+            break
+        judged += todo.experiment.tries
     return judged
+
+
+def _measured(store: Store, session_id: str, launch: str) -> bool:
+    return bool(store.measured_on(session_id, launch))
 
 
 # --- leaving one out ---------------------------------------------------------------------------------------

@@ -167,8 +167,10 @@ def moved_priorities(verdict: Verdict, tags: Collection[str], todos: Sequence[To
         return []
     moved = []
     for todo in todos:
+        if todo.status is not TodoStatus.PENDING:
+            continue
         shared = sorted(set(tags) & set(todo.experiment.tags))
-        if todo.status is not TodoStatus.PENDING or not shared:
+        if not shared:
             continue
         priority = min(1.0, todo.priority * factor)
         reason = f"{word}: shares {', '.join(shared)} with {verdict.experiment_id}, which was {verdict.outcome}"

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import prompts
 from agent.briefing import bounds, briefing, hints, proposals_made
 from agent.config_model import ModelSection
-from agent.evidence import situation
+from agent.evidence import learned_since, situation
 from agent.hands import POLL_S, Hands
 from agent.looking import looked_up
 from agent.planners.base import Endpoint
@@ -32,11 +32,11 @@ from state import events as ev
 from state.errors import StoppedByOperator
 from state.exchanges import Ask, Exchange, Form, Message, Reply, Silence
 from state.models import DecisionKind, Disruption, Experiment, FlagChange, Purpose
+from state.tables import DECISIONS, KIND, PURPOSE, TODOS
 from tools.target import TargetFacts
 
 Awaited = TypeVar("Awaited")
 PROMPT = "planner"
-LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
 ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
 ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 SOON = "the wait was over before the answer came"
@@ -75,28 +75,26 @@ class Counsel:
 
         A conversation in the middle of which an agent died is always brought to its end.
         """
-        section, kinds = self.hands.config.planner.model, self._decisions()
+        section = self.hands.config.planner.model
         if self.endpoint is None or section is None:
             return False
-        if self._exchanges(1 + kinds.count(DecisionKind.CONSULT.value)):
+        if self._exchanges(self._number()):
             return True
         if not self._could_try(section):
             return False
-        if DecisionKind.CONSULT.value not in kinds:
-            return True
-        since = kinds[len(kinds) - kinds[::-1].index(DecisionKind.CONSULT.value) :]
-        return idle and bool(LEARNED & set(since))
+        learned = learned_since(self.hands.store, self.hands.session_id, DecisionKind.CONSULT)
+        return learned is None or (idle and bool(learned))
 
     async def take(self, facts: TargetFacts) -> None:
         """Hold one conversation (or the rest of it), and put on the list what passed."""
-        number = 1 + self._decisions().count(DecisionKind.CONSULT.value)
+        number = self._number()
         stands, obstacle = await self._converse(number, facts, never)
         self._conclude(stands, number, obstacle)
 
     async def go_on(self, over: Over) -> None:
         """Hold as much of a conversation as the time allows; what came of it is looked at when it is taken."""
         if self.facts is not None:
-            await self._converse(1 + self._decisions().count(DecisionKind.CONSULT.value), self.facts, over)
+            await self._converse(self._number(), self.facts, over)
 
     async def _converse(self, number: int, facts: TargetFacts, over: Over) -> tuple[Standing, str | None]:
         """Say what is to be said until nothing is, and why it ended before that, if it did."""
@@ -127,18 +125,18 @@ class Counsel:
     def _could_try(self, section: ModelSection) -> bool:
         """Whether anything that the model may propose could still be tried, and a request still be paid."""
         hands = self.hands
-        todos = hands.store.todos(hands.session_id)
         calls = used(hands.store.exchanges(hands.session_id)).calls
         if calls >= section.max_calls or proposals_made(hands.store, hands.session_id) >= section.max_proposals:
             return False
-        ending = any(todo.experiment.purpose in ENDING for todo in todos)
+        ending = hands.store.count(hands.session_id, TODOS, *((PURPOSE, purpose) for purpose in ENDING))
         if ending or hands.config.policy.max_disruption < Disruption.RESTART:
             return False
         now = situation(hands.store, hands.session_id, hands.config)
         return unaffordable(ANYTHING, now.policy, now.spent, now.workload, now.rule, now.costs) is None
 
-    def _decisions(self) -> list[str]:
-        return [decision["kind"] for decision in self.hands.store.decisions(self.hands.session_id)]
+    def _number(self) -> int:
+        """Of the conversation that is under way, or is the next."""
+        return 1 + self.hands.store.count(self.hands.session_id, DECISIONS, (KIND, DecisionKind.CONSULT.value))
 
     # --- one conversation ----------------------------------------------------------------------------------
 

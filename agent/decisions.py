@@ -158,12 +158,12 @@ def _tried_again(experiment: Experiment, known: Known) -> tuple[ev.Event, ...]:
 def _directed(row: ComparisonRow, verdict: Verdict, known: Known, ids: Ids) -> Iterator[ev.Event]:
     """What the figures move: the priorities of relatives, and the direction of the search where they turn it."""
     moved = {}
-    others = [todo for todo in known.todos if todo.id != row.experiment.id]
-    for name, priority, reason in moved_priorities(verdict, row.experiment.tags, others):
+    waiting = [todo for todo in known.todos if todo.status is TodoStatus.PENDING and todo.id != row.experiment.id]
+    for name, priority, reason in moved_priorities(verdict, row.experiment.tags, waiting):
         moved[name] = priority
         yield ev.TodoChanged(experiment_id=name, priority=priority, reason=reason)
     earlier = {name: told for name, told in known.verdicts.items() if name != verdict.experiment_id}
-    now = [todo.model_copy(update={"priority": moved[todo.id]}) if todo.id in moved else todo for todo in known.todos]
+    now = [todo.model_copy(update={"priority": moved[todo.id]}) if todo.id in moved else todo for todo in waiting]
     turned = turn(verdict, earlier, known.todos, now)
     if turned is None:
         return

@@ -43,8 +43,9 @@ def topic_of(experiment: Experiment) -> str | None:
 def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo], now: Sequence[Todo]) -> Turn | None:
     """The change of direction that a verdict makes, None when it makes none.
 
-    `earlier` are the other verdicts in their order, `before` the whole list as it was before this verdict, `now` as
-    it is with the priorities that the verdict moves. Sentinels, observations and the loop's own checks do not count.
+    `earlier` are the other verdicts in their order, `before` the whole list as it was before this verdict, `now` what
+    waits on it, with the priorities that the verdict moves. Sentinels, observations and the loop's own checks do not
+    count.
     """
     known = {todo.id: todo for todo in before}
     judged = known[verdict.experiment_id].experiment
@@ -60,7 +61,8 @@ def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo
 
 
 def _in_a_row(topic: str, verdicts: Sequence[Verdict], known: Mapping[str, Todo]) -> list[Verdict]:
-    """The topic's newest verdicts that speak against it, oldest first; one that speaks for it ends the row.
+    """The topic's newest verdicts that speak against it, oldest first; one that speaks for it ends the row,
+    and so does the one by which there are too many.
 
     What was blocked was not judged by its figures.
     """
@@ -75,6 +77,8 @@ def _in_a_row(topic: str, verdicts: Sequence[Verdict], known: Mapping[str, Todo]
             break
         if verdict.outcome in NOTHING:
             found.insert(0, verdict)
+        if len(found) > ENOUGH:
+            break
     return found
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from agent.chooser import Situation, share_level
 from agent.config import SessionConfig
@@ -34,7 +34,21 @@ from state.models import (
     Verdict,
 )
 from state.store import ComparisonRow, Store
-from state.tables import ANSWERS, DECISIONS, EXPERIMENT, FINGERPRINT, MEASUREMENTS, TODOS, TRIALS, VERDICTS
+from state.tables import (
+    ANSWERS,
+    DECISIONS,
+    EXPERIMENT,
+    FINGERPRINT,
+    LAUNCHED,
+    MEASUREMENTS,
+    STATUS,
+    TODOS,
+    TRIALS,
+    TRIED,
+    VERDICTS,
+    Judged,
+    Listed,
+)
 
 CLOSE_OUT = "close-out"
 BASELINE = "baseline"
@@ -48,9 +62,13 @@ LOOKED_BACK = 1000
 """So many of the parent's newest earlier runs at a load point stand beside an experiment's own, looked for in so many
 of the session's newest runs. What is believed of level and noise rests on all of them."""
 NEWEST = 100
-"""So many of the newest launches, and of the newest runs at a load point, tell what one costs now; it is looked for in
-the newest LOOKED_BACK."""
+"""So many of the newest launches, and of the newest runs at a load point, tell what one costs now."""
 LEARNED_FROM = (TODOS, TRIALS, MEASUREMENTS, VERDICTS)
+WAITING = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
+BEGUN = (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
+TAUGHT = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
+"""Decisions after which it is known more of what the changes do."""
+Kept = TypeVar("Kept")
 
 
 class Before(NamedTuple):
@@ -120,14 +138,19 @@ def _comparison(store: Store, session_id: str, config: SessionConfig, row: Compa
 def _before(store: Store, session_id: str, config: SessionConfig, row: ComparisonRow) -> Before:
     experiment_id, purpose = row.experiment.id, row.experiment.purpose
     trials, runs = store.before(session_id, experiment_id)
-    taken = [run for run in runs if run.experiment_id != CONFIRM]
+    last = _number(runs[-1]) if runs else 0
+
+    def measured(launch: str) -> bool:
+        taken = store.measured_on(session_id, launch)
+        return any(run.experiment_id != CONFIRM and _number(run) <= last for run in taken)
+
     return Before(
         record=() if purpose is Purpose.CLOSE_OUT else _record(store, session_id, config, row),
         night=_night(store, session_id, config, experiment_id),
         left=_left(store, session_id, experiment_id),
         earlier=_earlier(store, session_id, experiment_id),
         prices=_prices(store, session_id, config, experiment_id),
-        fresh=purpose is Purpose.TRY and fresh(trials, taken, row.parent),
+        fresh=purpose is Purpose.TRY and fresh(trials, measured, row.parent),
     )
 
 
@@ -170,21 +193,35 @@ def night_comparison(store: Store, session_id: str, config: SessionConfig) -> Co
 
 def _record(store: Store, session_id: str, config: SessionConfig, row: ComparisonRow) -> tuple[Measurement, ...]:
     """The newest valid runs of the parent in this epoch before the experiment, oldest first."""
-    begun = store.comparisons(session_id)
     missing = dict.fromkeys((point.name for point in config.workload.load_points), RECORD_RUNS)
     found: list[Measurement] = []
     others = (
         m for m in reversed(store.measurements(session_id)) if m.experiment_id not in (row.experiment.id, CONFIRM)
     )
     for taken in islice(others, LOOKED_BACK):
+        if not any(missing.values()):
+            break
         if not missing.get(taken.load_point) or taken.status is not MeasurementStatus.VALID:
             continue
-        if begun[taken.experiment_id].epoch != row.epoch:
+        if store.comparison(session_id, taken.experiment_id).epoch != row.epoch:
             continue
         if store.trial(session_id, taken.trial_id).fingerprint == row.parent:
             missing[taken.load_point] -= 1
             found.append(taken)
     return tuple(reversed(found))
+
+
+class Passed:
+    """Runs from the begin of a session on whose experiments are over, those experiments, and what the runs tell."""
+
+    def __init__(self) -> None:
+        self.runs: list[Measurement] = []
+        self.names: set[str] = set()
+        self.night: list[Seen] = []
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.runs, self.names, self.night = [], set(), []
 
 
 def _night(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> tuple[Seen, ...]:
@@ -193,21 +230,24 @@ def _night(store: Store, session_id: str, config: SessionConfig, experiment_id: 
     What was once read of a run is the same object the next time, as long as nothing that it rests on was written: a
     longer night then begins like the shorter one, and nobody has to look at all of it again.
     """
-    begun, verdicts = store.comparisons(session_id), store.verdicts(session_id)
-    known: dict[str, tuple[Measurement, ComparisonRow, Verdict | None, Seen | None]]
-    known = store.derived(session_id, "seen", (), dict, given=(config,))
-    night: list[Seen] = []
-    for taken in store.measurements(session_id):
+    passed = store.derived(session_id, "passed", (), Passed, given=(config,))
+    runs = store.measurements(session_id)
+    if experiment_id in passed.names or runs[: len(passed.runs)] != passed.runs:
+        passed.forget()
+    verdicts = store.verdicts(session_id)
+    over, more = True, list[Seen]()
+    for taken in runs[len(passed.runs) :]:
         name = taken.experiment_id
-        if name in (experiment_id, CONFIRM):
-            continue
-        row, verdict = begun[name], verdicts.get(name)
-        found = known.get(taken.id)
-        if found is None or found[0] is not taken or found[1] is not row or found[2] is not verdict:
-            found = known[taken.id] = (taken, row, verdict, _seen(taken, row, verdict, config))
-        if found[3] is not None:
-            night.append(found[3])
-    return tuple(night)
+        over = over and name != experiment_id and (name in verdicts or name == CONFIRM)
+        seen = None
+        if name not in (experiment_id, CONFIRM):
+            seen = _seen(taken, store.comparison(session_id, name), verdicts.get(name), config)
+        if over:
+            passed.runs.append(taken)
+            passed.names.add(name)
+        if seen is not None:
+            (passed.night if over else more).append(seen)
+    return (*passed.night, *more)
 
 
 def _seen(taken: Measurement, row: ComparisonRow, verdict: Verdict | None, config: SessionConfig) -> Seen | None:
@@ -233,17 +273,41 @@ def _seen(taken: Measurement, row: ComparisonRow, verdict: Verdict | None, confi
 
 def _left(store: Store, session_id: str, experiment_id: str) -> int:
     """How many experiments may still be judged, the one under way included."""
-    waiting = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
-    todos = [t for t in store.todos(session_id) if t.experiment.tries]
-    return max(1, sum(1 for t in todos if t.status in waiting or t.id == experiment_id))
+    waiting = store.count(session_id, TODOS, *((TRIED, status) for status in WAITING))
+    own = store.todo(session_id, experiment_id)
+    counts = own is not None and own.experiment.tries and own.status not in WAITING
+    return max(1, waiting + counts)
+
+
+class Shares:
+    """Share of the night's error and what came back of it, by judged experiment, and what is spent of it by all."""
+
+    def __init__(self) -> None:
+        self.each: dict[str, tuple[float, float]] = {}
+        self.spent = 0.0
+
+    def add(self, name: str, share: float, back: float) -> None:
+        """Another verdict; the second one on an experiment stands for both."""
+        again = self.each.pop(name, None) is not None
+        self.each[name] = share, back
+        self.spent = 0.0 if again else self.spent
+        for one, returned in [*self.each.values()] if again else [(share, back)]:
+            self.spent += one - returned
 
 
 def _earlier(store: Store, session_id: str, experiment_id: str) -> tuple[tuple[float, float], ...]:
-    """Share of the night's error and what came back of it, of every experiment judged before."""
-    verdicts = store.verdicts(session_id)
-    tried = {todo.id for todo in store.todos(session_id) if todo.experiment.tries}
-    names = [name for name in verdicts if name in tried and name != experiment_id]
-    return tuple((float(verdicts[n].rule.get("share", 0)), float(verdicts[n].rule.get("given_back", 0))) for n in names)
+    """Share of the night's error and what came back of it: of all experiments judged before together."""
+
+    def take(shares: Shares, judged: Judged) -> None:
+        name, rule = judged.verdict.experiment_id, judged.verdict.rule
+        todo = store.todo(session_id, name)
+        if todo is not None and todo.experiment.tries:
+            shares.add(name, float(rule.get("share", 0)), float(rule.get("given_back", 0)))
+
+    shares = store.folded(session_id, "shares", VERDICTS, Shares, take)
+    if experiment_id in shares.each:
+        return tuple(share for name, share in shares.each.items() if name != experiment_id)
+    return ((shares.spent, 0.0),)
 
 
 def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id: str) -> Prices:
@@ -261,12 +325,14 @@ def _prices(store: Store, session_id: str, config: SessionConfig, experiment_id:
 _BEGIN = (DecisionKind.CHOOSE.value, DecisionKind.CLOSE_OUT.value)
 
 
-def fresh(trials: Sequence[Trial], before: Sequence[Measurement], parent: str) -> bool:
+def fresh(trials: Sequence[Trial], measured: Callable[[str], bool], parent: str) -> bool:
     """Whether an experiment finds a launch of the parent serving that was not measured yet, by all that came before."""
     serving = next((trial for trial in reversed(trials) if trial.status is TrialStatus.READY), None)
-    if serving is None or serving.fingerprint != parent:
-        return False
-    return all(taken.trial_id != serving.id for taken in before)
+    return serving is not None and serving.fingerprint == parent and not measured(serving.id)
+
+
+def _number(taken: Measurement) -> int:
+    return int(taken.id[1:])
 
 
 def known(store: Store, session_id: str) -> Known:
@@ -275,20 +341,48 @@ def known(store: Store, session_id: str) -> Known:
 
 
 def _known(store: Store, session_id: str) -> Known:
-    specs: dict[str, LaunchSpec] = {}
-    for fingerprint in store.launched(session_id):
-        with suppress(KeyError):
-            specs[fingerprint] = store.spec(fingerprint)
+    def launched(specs: dict[str, LaunchSpec], trial: Trial) -> None:
+        if trial.fingerprint not in specs:
+            with suppress(KeyError):
+                specs[trial.fingerprint] = store.spec(trial.fingerprint)
+
+    def begun(candidates: dict[str, str], listed: Listed) -> None:
+        if listed.comparison is not None:
+            candidates[listed.todo.id] = listed.comparison.candidate
+
     carried = store.carried_over(session_id)
     return Known(
         todos=tuple(store.todos(session_id)),
         verdicts=store.verdicts(session_id),
         trials=tuple(store.trials(session_id)),
-        specs=specs,
-        candidates={name: row.candidate for name, row in store.comparisons(session_id).items()},
+        specs=store.folded(session_id, "launched specs", TRIALS, dict[str, LaunchSpec], launched),
+        candidates=store.folded(session_id, "candidates", TODOS, dict[str, str], begun),
         complaints=tuple(store.complaints(session_id)),
         lost_before={} if carried is None else carried.lost,
     )
+
+
+def learned_since(store: Store, session_id: str, kind: DecisionKind) -> frozenset[str] | None:
+    """What kinds of decisions taught something since the last one of a kind; None before the first of that kind."""
+
+    def take(found: list[set[str]], decision: dict[str, Any]) -> None:
+        if decision["kind"] == kind.value:
+            found[:] = [set()]
+        elif found and decision["kind"] in TAUGHT:
+            found[0].add(decision["kind"])
+
+    since = store.folded(session_id, ("learned since", kind), DECISIONS, list[set[str]], take)
+    return frozenset(since[0]) if since else None
+
+
+def anything_live(store: Store, session_id: str) -> bool:
+    """Whether a configuration was launched that has live state beside its command line."""
+
+    def take(live: set[str], trial: Trial) -> None:
+        if trial.fingerprint not in live and store.spec(trial.fingerprint).live:
+            live.add(trial.fingerprint)
+
+    return bool(store.folded(session_id, "live", TRIALS, set[str], take))
 
 
 def spoilt(store: Store, session_id: str) -> frozenset[str]:
@@ -307,21 +401,11 @@ def _spoilt(store: Store, session_id: str) -> frozenset[str]:
 
 def spent(store: Store, session_id: str) -> Spent:
     """What the budgets have paid so far; time in which no agent was attached is not counted."""
-
-    def counted() -> tuple[int, int]:
-        carried = store.carried_over(session_id)
-        before = set() if carried is None else {*carried.lost} - {*store.verdicts(session_id)}
-        judged = [
-            t
-            for t in store.todos(session_id)
-            if t.experiment.tries
-            and t.status in (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
-            and t.id not in before
-        ]
-        launches = [trial for trial in store.trials(session_id) if not trial.adopted and trial.kind == "launch"]
-        return len(judged), len(launches)
-
-    experiments, restarts = store.derived(session_id, "spent", (TODOS, TRIALS), counted)
+    carried, verdicts = store.carried_over(session_id), store.verdicts(session_id)
+    before = [] if carried is None else [store.todo(session_id, name) for name in carried.lost if name not in verdicts]
+    not_ours = sum(1 for todo in before if todo is not None and todo.experiment.tries and todo.status in BEGUN)
+    experiments = store.count(session_id, TODOS, *((TRIED, status) for status in BEGUN)) - not_ours
+    restarts = store.count(session_id, TRIALS, LAUNCHED)
     return Spent(
         elapsed_s=store.active_s(session_id),
         experiments=experiments,
@@ -340,18 +424,46 @@ def open_s(store: Store, session_id: str, at: float | None = None) -> float | No
     return closes_in(window_from(seen.window), later(seen.clock, since_s))
 
 
+class Used:
+    """Seconds by judged experiment with its level, and what they come to by level."""
+
+    def __init__(self) -> None:
+        self.each: dict[str, tuple[Disruption, float]] = {}
+        self.by_level: dict[Disruption, float] = {}
+
+    def add(self, name: str, level: Disruption, seconds: float) -> None:
+        """What an experiment took; the second verdict on it stands for both."""
+        again = self.each.pop(name, None) is not None
+        self.each[name] = level, seconds
+        if again:
+            self.by_level = {}
+        for one, took_s in [*self.each.values()] if again else [(level, seconds)]:
+            self.by_level[one] = self.by_level.get(one, 0.0) + took_s
+
+
 def used_by_level(store: Store, session_id: str) -> dict[Disruption, float]:
     """Seconds from choice to verdict of all experiments so far, by level; the loop's own checks belong to none."""
-    spans, away = store.spans(session_id), store.away(session_id)
-    used: dict[Disruption, float] = {}
-    for todo in store.todos(session_id):
-        if todo.id not in spans or todo.experiment.purpose is not Purpose.TRY:
-            continue
-        begun, ended = spans[todo.id]
+
+    def take(used: Used, judged: Judged) -> None:
+        name, ended = judged.verdict.experiment_id, judged.at
+        todo = store.todo(session_id, name)
+        chosen = [made["at"] for made in store.decisions(session_id, name) if made["kind"] == DecisionKind.CHOOSE.value]
+        begun = max((at for at in chosen if at <= ended), default=None)
+        if todo is None or begun is None or todo.experiment.purpose is not Purpose.TRY:
+            return
+        away = store.away(session_id)
         lost_s = sum(back - gone for gone, back in away if begun <= gone and back <= ended)
-        level = share_level(todo.experiment)
-        used[level] = used.get(level, 0.0) + max(0.0, ended - begun - lost_s)
-    return used
+        used.add(name, share_level(todo.experiment), max(0.0, ended - begun - lost_s))
+
+    return dict(store.folded(session_id, "used", VERDICTS, Used, take).by_level)
+
+
+class Launched(NamedTuple):
+    """What one launch took, of which configuration, and the level of the experiment that it was made for, if any."""
+
+    seconds: float
+    fingerprint: str
+    level: Disruption | None
 
 
 def costs(store: Store, session_id: str, config: SessionConfig, before: str | None = None) -> Costs:
@@ -361,59 +473,75 @@ def costs(store: Store, session_id: str, config: SessionConfig, before: str | No
     belongs to it: the old server's end, patched files, packages.
     """
     guesses = Costs()
-    trials, taken = store.before(session_id, before)
-    looked = islice(reversed(trials), LOOKED_BACK)
-    launches = list(islice((t for t in looked if t.load_s is not None and not t.adopted), NEWEST))
-    took = {t.id: max(t.load_s or 0.0, t.down_s) for t in launches}
-    loads = sorted(took.values())
+    launches, runs = _newest(store, session_id, before)
+    loads = sorted(one.seconds for one in launches)
     known_good = store.role(session_id, Role.KNOWN_GOOD)
-    back = [took[t.id] for t in launches if t.fingerprint == known_good]
-    run_s: dict[str, float] = {}
-    for point in config.workload.load_points:
-        seen = sorted(islice(_seconds(islice(reversed(taken), LOOKED_BACK), point.name), NEWEST))
-        if seen:
-            run_s[point.name] = seen[len(seen) // 2]
+    back = [one.seconds for one in launches if one.fingerprint == known_good]
+    run_s = {point.name: _median(runs[point.name]) for point in config.workload.load_points if runs.get(point.name)}
+    levels = {one.level for one in launches if one.level is not None}
     # Before any launch was seen: a deadline is set with room to spare, a load takes a third of it at most. The way
     # back into a window is reserved for that worst case, anything else planned with the usual one.
     dearest_s = config.server.start_deadline_s / 3
     launch_s = loads[len(loads) // 2] if loads else min(guesses.launch_s, dearest_s)
     return Costs(
         launch_s=launch_s,
-        level_s=_by_level(store, session_id, launches, took),
+        # Either side of a comparison: what a change needs, its undoing needs as well.
+        level_s={level: _median([one.seconds for one in launches if one.level is level]) for level in levels},
         restore_s=max(back, default=None if loads or config.policy.window is None else dearest_s),
         wait_s=config.manners.wait_inflight_s,
         run_s=run_s,
     )
 
 
-def _by_level(
-    store: Store, session_id: str, launches: list[Trial], took: Mapping[str, float]
-) -> dict[Disruption, float]:
-    """The median launch for experiments of each level, either side: what a change needs, its undoing needs as well."""
-    levels = {t.id: needed_disruption(t.experiment) for t in store.todos(session_id) if t.experiment.tries}
-    seen: dict[Disruption, list[float]] = {}
-    for trial in launches:
-        if trial.experiment_id in levels:
-            seen.setdefault(levels[trial.experiment_id], []).append(took[trial.id])
-    return {level: sorted(times)[len(times) // 2] for level, times in seen.items()}
+def _newest(store: Store, session_id: str, before: str | None) -> tuple[list[Launched], dict[str, list[float]]]:
+    """The newest launches, and how long the newest valid runs at each load point took."""
+
+    def launched(found: dict[str, Launched], trial: Trial) -> None:
+        if trial.load_s is not None and not trial.adopted:
+            todo = store.todo(session_id, trial.experiment_id)
+            level = needed_disruption(todo.experiment) if todo is not None and todo.experiment.tries else None
+            _put(found, trial.id, Launched(max(trial.load_s or 0.0, trial.down_s), trial.fingerprint, level))
+
+    def ran(found: dict[str, dict[str, float]], taken: Measurement) -> None:
+        if taken.status is MeasurementStatus.VALID and taken.seconds:
+            _put(found.setdefault(taken.load_point, {}), taken.id, taken.seconds)
+
+    own = (EXPERIMENT, before)
+    if before is None or not store.count(session_id, TRIALS, own) + store.count(session_id, MEASUREMENTS, own):
+        launches = store.folded(session_id, "newest launches", TRIALS, dict[str, Launched], launched)
+        runs = store.folded(session_id, "newest runs", MEASUREMENTS, dict[str, dict[str, float]], ran)
+    else:
+        launches, runs = {}, {}
+        trials, measured = store.before(session_id, before)
+        for trial in trials:
+            launched(launches, trial)
+        for taken in measured:
+            ran(runs, taken)
+    return [*launches.values()], {point: [*seconds.values()] for point, seconds in runs.items()}
 
 
-def _seconds(runs: Iterable[Measurement], point: str) -> Iterator[float]:
-    """How long valid runs at a load point took."""
-    return (m.seconds for m in runs if m.load_point == point and m.status is MeasurementStatus.VALID and m.seconds)
+def _put(found: dict[str, Kept], name: str, one: Kept) -> None:
+    """The newest so many by name."""
+    found[name] = one
+    if len(found) > NEWEST:
+        del found[next(iter(found))]
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[len(seconds) // 2]
 
 
 def situation(store: Store, session_id: str, config: SessionConfig) -> Situation:
     """What the chooser chooses by."""
-    learned = known(store, session_id)
+    blocked = store.count(session_id, TODOS, (STATUS, TodoStatus.BLOCKED))
     return Situation(
-        todos=learned.todos,
+        todos=tuple(store.todos(session_id, (STATUS, TodoStatus.PENDING))),
         policy=config.policy,
         rule=config.judge,
         workload=config.workload,
         spent=spent(store, session_id),
         costs=costs(store, session_id, config),
-        blocked_capabilities=all_lost(learned),
+        blocked_capabilities=all_lost(known(store, session_id)) if blocked else frozenset(),
         used_s=used_by_level(store, session_id),
     )
 
@@ -440,5 +568,5 @@ def too_noisy(store: Store, session_id: str) -> str | None:
     verdicts = store.verdicts(session_id)
     if BASELINE in verdicts and void(BASELINE) is not None:
         return void(BASELINE)
-    newest = [void(name) for name in list(verdicts)[-2:]]
+    newest = [void(name) for name in reversed([*islice(reversed(verdicts), 2)])]
     return newest[-1] if len(newest) == 2 and None not in newest else None

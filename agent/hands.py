@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agent.beside_parent import doubts, otherwise
 from agent.config import SessionConfig
-from agent.evidence import RESTORE, spoilt
+from agent.evidence import RESTORE, anything_live, spoilt
 from agent.hours import Hours
 from agent.judge import Comparison, Need, collapsing, pace
 from agent.known import ABANDONED, told
@@ -82,7 +82,6 @@ class Hands:
         self.refused: RefusedForSafety | None = None
         self.guarded = ""
         self.boots_noted: set[str] = set()
-        self.plain: set[str] = set()
         self.manners = Manners(self)
         self.hours = Hours(self)
         self.spare: SpareTime | None = None
@@ -349,9 +348,7 @@ class Hands:
         return None if begun.adopted else self.key(begun.id)
 
     def _anything_live(self, spec: LaunchSpec) -> bool:
-        seen = self.store.launched(self.session_id) - self.plain
-        self.plain |= {fingerprint for fingerprint in seen if not self.store.spec(fingerprint).live}
-        return bool(spec.live) or not seen <= self.plain
+        return bool(spec.live) or anything_live(self.store, self.session_id)
 
     def _reopened(self, fingerprint: str, experiment_id: str, process: ProcessId | None) -> Trial:
         kind: Literal["launch", "adjust"] = "launch" if process is None else "adjust"

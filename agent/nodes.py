@@ -57,6 +57,7 @@ from state.models import (
     Who,
 )
 from state.store import ComparisonRow, Store
+from state.tables import IDENTITY
 from tools.diagnose import Action
 from tools.next_step import FINAL
 from tools.target import Target
@@ -120,7 +121,7 @@ class Nodes:
         if trouble is not None:
             return self._heal(f"{trial.id} does not generate: {trouble}")
         await self.hands.manners.at_rest()
-        if all(todo.id != BASELINE for todo in self.store.todos(self.session_id)):
+        if self.store.todo(self.session_id, BASELINE) is None:
             return {"next": "plan"}
         if ahead and self.store.open_comparison(self.session_id) is not None:
             await self.hands.hours.wait()
@@ -382,8 +383,8 @@ class Nodes:
     def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, made: str) -> str | None:
         if experiment.changes and fingerprint == parent:
             return SERVES
-        for todo in self.store.todos(self.session_id):
-            if experiment.changes and todo.identity == made and todo.id != experiment.id:
+        for todo in self.store.todos(self.session_id, (IDENTITY, made)):
+            if experiment.changes and todo.id != experiment.id:
                 return f"the same configuration was tried as {todo.id}"
         return None
 
@@ -392,7 +393,7 @@ class Nodes:
         for experiment_id, reason in choice.skipped:
             left = ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason, by=Who.BUDGET)
             self.hands.write(left)
-        done = any(todo.id == CLOSE_OUT for todo in self.store.todos(self.session_id))
+        done = self.store.todo(self.session_id, CLOSE_OUT) is not None
         if done or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
         if await self._leaves_one_out():

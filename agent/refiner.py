@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
-from agent.evidence import affordable, known
+from agent.evidence import affordable, known, learned_since
 from agent.levers import Setting
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
 from agent.refine import OWN, Learned, Reweighed, Tried
@@ -30,10 +30,10 @@ from state.models import (
     Verdict,
 )
 from state.store import Store
+from state.tables import PURPOSE, TODOS
 from state.words import PriorityWord
 from tools.target import Target
 
-LEARNED = frozenset({DecisionKind.KEEP.value, DecisionKind.REVERT.value, DecisionKind.BLOCK.value})
 ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
 TOO_FEW = "no two ideas that promise enough go together from the beginning"
 NOT_WORTH = (
@@ -53,26 +53,20 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     kept = news is None or DecisionKind.KEEP.value in news
     if not kept and not idle and not begins(store, session_id):
         return False
-    ending = any(todo.experiment.purpose in ENDING for todo in store.todos(session_id))
+    ending = store.count(session_id, TODOS, *((PURPOSE, purpose) for purpose in ENDING))
     return not ending and affordable(store, session_id, config)
 
 
 def _news(store: Store, session_id: str) -> frozenset[str] | None:
     """What kinds of decisions taught something since the list was refined last; None before the first time."""
-    found: set[str] = set()
-    for decision in reversed(store.decisions(session_id)):
-        if decision["kind"] == DecisionKind.REFINE.value:
-            return frozenset(found)
-        if decision["kind"] in LEARNED:
-            found.add(decision["kind"])
-    return None
+    return learned_since(store, session_id, DecisionKind.REFINE)
 
 
 def begins(store: Store, session_id: str) -> bool:
     """Whether nothing was tried yet but what promises most all at once, and less of it may still do."""
-    tries = {todo.id: todo.experiment for todo in store.todos(session_id) if todo.experiment.tries}
-    said = ((tries[name], verdict) for name, verdict in store.verdicts(session_id).items() if name in tries)
-    return all(one.id.startswith(OWN) and _less_may_do(one, verdict) for one, verdict in said)
+    said = ((store.todo(session_id, name), verdict) for name, verdict in store.verdicts(session_id).items())
+    tries = ((one.experiment, verdict) for one, verdict in said if one is not None and one.experiment.tries)
+    return all(one.id.startswith(OWN) and _less_may_do(one, verdict) for one, verdict in tries)
 
 
 def _less_may_do(bundle: Experiment, verdict: Verdict) -> bool:

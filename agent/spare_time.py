@@ -16,6 +16,7 @@ from agent.policy import broken_constraints
 from state import events as ev
 from state.errors import PolicyRefused, RatchetError, StoreError
 from state.models import DecisionKind, EnvChange, Experiment, FlagChange, LaunchSpec, Role, Todo, TodoStatus, Who
+from state.tables import TRIED
 from state.waits import WAITING
 
 Awaited = TypeVar("Awaited")
@@ -117,8 +118,7 @@ class SpareTime:
         return "; ".join(broken_constraints(derived, self.hands.config.policy)) or None
 
     def _pending(self) -> list[Todo]:
-        todos = self.hands.store.todos(self.hands.session_id)
-        return [todo for todo in todos if todo.status is TodoStatus.PENDING and todo.experiment.tries]
+        return self.hands.store.todos(self.hands.session_id, (TRIED, TodoStatus.PENDING))
 
     def _asked(self) -> list[str]:
         return [exchange.id for exchange in self.hands.store.exchanges(self.hands.session_id)]

@@ -23,6 +23,7 @@ class Kept:
         self.rows: dict[tuple[str, str], Rows[Any]] = {}
         self.stale: dict[tuple[str, str], set[str]] = {}
         self.derived: dict[tuple[str, Hashable], tuple[tuple[Any, ...], tuple[object, ...], Any]] = {}
+        self.folded: dict[tuple[str, Hashable], tuple[int, Any]] = {}
         self.specs: dict[str, LaunchSpec] = {}
         self.sessions: dict[str, SessionRow] = {}
         self.attended: dict[str, Attended] = {}

@@ -20,14 +20,14 @@ Label = tuple[str, Hashable]
 class Rows(Generic[Row]):
     """Parsed rows by id in the table's order; `labels` tells what a row can be found by.
 
-    `version` goes up with every row that was written, and so does the count of writes under each of the row's labels.
+    Every row that was written is noted, and so is the count of writes under each of the row's labels.
     """
 
     def __init__(self, labels: Callable[[Row], Iterable[Label]]) -> None:
         self.labels = labels
         self.ids: list[str] = []
         self.items: list[Row] = []
-        self.version = 0
+        self.log: list[str] = []
         self._order: list[Any] = []
         self._place: dict[str, int] = {}
         self._labelled: dict[str, dict[Hashable, dict[str, None]]] = {}
@@ -42,7 +42,7 @@ class Rows(Generic[Row]):
             self.items[known] = row
         else:
             self._move(row_id, known, order, row)
-        self.version += 1
+        self.log.append(row_id)
         for name, value in self.labels(row):
             self._labelled.setdefault(name, {}).setdefault(value, {})[row_id] = None
             self._writes[name, value] = self._writes.get((name, value), 0) + 1
@@ -59,13 +59,19 @@ class Rows(Generic[Row]):
         """All rows with a label, in the table's order."""
         return [self.items[place] for place in sorted(self._places(label))]
 
-    def values(self, name: str) -> list[Hashable]:
-        """Every value that some row has of a label now."""
-        return [value for value, found in self._labelled.get(name, {}).items() if found]
+    def count(self, label: Label) -> int:
+        """How many rows have a label."""
+        name, value = label
+        return len(self._labelled.get(name, {}).get(value, ()))
+
+    def since(self, writes: int) -> list[Row]:
+        """The rows that were written after the first so many writes, as they are now, in the table's order."""
+        places = {self._place[row_id] for row_id in self.log[writes:]}
+        return [self.items[place] for place in sorted(places)]
 
     def written(self, but: Label | None = None) -> int:
         """How many rows were written so far, those under a label left out."""
-        return self.version - (0 if but is None else self._writes.get(but, 0))
+        return len(self.log) - (0 if but is None else self._writes.get(but, 0))
 
     def _places(self, label: Label) -> list[int]:
         name, value = label

@@ -53,13 +53,13 @@ from state.tables import (
     COMPLAINED,
     DECISIONS,
     EXPERIMENT,
-    FINGERPRINT,
     MEASUREMENTS,
     STATUS,
     TODOS,
     TRIAL,
     TRIALS,
     VERDICTS,
+    Judged,
     Table,
     effect_row,
     exchange_row,
@@ -294,9 +294,20 @@ class Store:
             self.kept.specs[fingerprint] = found
         return found
 
-    def todos(self, session_id: str) -> list[Todo]:
-        """The todo list in the order of its making."""
-        return [listed.todo for listed in self._table(session_id, TODOS).items]
+    def todos(self, session_id: str, label: Label | None = None) -> list[Todo]:
+        """The todo list, or those todos that a label of `state.tables` names, in the order of its making."""
+        rows = self._table(session_id, TODOS)
+        return [listed.todo for listed in (rows.items if label is None else rows.with_label(label))]
+
+    def todo(self, session_id: str, todo_id: str) -> Todo | None:
+        """One todo, None when the list has none of that id."""
+        rows = self._table(session_id, TODOS)
+        return rows.get(todo_id).todo if rows.count((EXPERIMENT, todo_id)) else None
+
+    def count(self, session_id: str, table: Table[Any], *labels: Label) -> int:
+        """How many rows of a table have one of some labels (of one name, so that no row has two of them)."""
+        rows = self._table(session_id, table)
+        return sum(map(rows.count, labels))
 
     def todo_history(self, session_id: str, todo_id: str) -> list[dict[str, Any]]:
         """Every change of mind about a todo, oldest first; none in a database of an older schema."""
@@ -331,14 +342,14 @@ class Store:
         """One launch (KeyError when there is none of that id)."""
         return self._table(session_id, TRIALS).get(trial_id)
 
-    def launched(self, session_id: str) -> frozenset[str]:
-        """Fingerprints of all specs that were ever launched."""
-        return frozenset(map(str, self._table(session_id, TRIALS).values(FINGERPRINT)))
-
     def measurements(self, session_id: str, experiment_id: str | None = None) -> list[Measurement]:
         """All benchmark runs, or those of one experiment, oldest first."""
         rows = self._table(session_id, MEASUREMENTS)
         return list(rows.items) if experiment_id is None else rows.with_label((EXPERIMENT, experiment_id))
+
+    def measured_on(self, session_id: str, trial_id: str) -> list[Measurement]:
+        """The benchmark runs on one launch, oldest first."""
+        return self._table(session_id, MEASUREMENTS).with_label((TRIAL, trial_id))
 
     def open_measurement(self, session_id: str) -> Measurement | None:
         """The benchmark run that was begun and not closed, if any."""
@@ -363,14 +374,35 @@ class Store:
         return [(answered.measurement, answered.answers) for answered in found]
 
     def verdicts(self, session_id: str) -> dict[str, Verdict]:
-        """Verdicts by experiment id, in the order in which they were reached."""
-        rows = self._table(session_id, VERDICTS)
-        return dict(zip(rows.ids, rows.items, strict=True))
+        """Verdicts by experiment id, in the order in which they were reached; it is the store's own, and grows."""
+        return self.folded(session_id, "verdicts", VERDICTS, dict[str, Verdict], _reached)
 
     def decisions(self, session_id: str, subject: str | None = None) -> list[dict[str, Any]]:
         """All decisions in order, or those on one subject, each with its time (`at`, Unix seconds)."""
         rows = self._table(session_id, DECISIONS)
         return list(rows.items) if subject is None else rows.with_label((EXPERIMENT, subject))
+
+    def folded(
+        self,
+        session_id: str,
+        name: Hashable,
+        table: Table[Row],
+        begin: Callable[[], Parsed],
+        take: Callable[[Parsed, Row], object],
+    ) -> Parsed:
+        """What becomes of `begin()` when it takes in a table's rows in their order, kept by its name.
+
+        Of what is kept only rows written since are taken in, so one may come a second time, as it is then: it has to
+        put its first place right.
+        """
+        rows = self._table(session_id, table)
+        known = None if self.kept is None else self.kept.folded.get((session_id, name))
+        writes, found = (0, begin()) if known is None else known
+        for row in rows.since(writes):
+            take(found, row)
+        if self.kept is not None:
+            self.kept.folded[session_id, name] = rows.written(), found
+        return found
 
     def derived(
         self,
@@ -453,16 +485,6 @@ class Store:
         reads = self._when(session_id, ev.ClockRead)
         return next((read for read in reversed(reads) if until is None or read[0] <= until), None)
 
-    def spans(self, session_id: str) -> dict[str, tuple[float, float]]:
-        """When each judged experiment was chosen last, and when its verdict came; Unix seconds, by id."""
-        rows = self._rows(
-            "SELECT v.experiment_id AS id, max(d.at) AS chosen, v.at AS judged FROM verdicts v JOIN decisions d"
-            " ON d.session_id = v.session_id AND d.subject = v.experiment_id AND d.kind = 'choose'"
-            " WHERE v.session_id = ? GROUP BY v.experiment_id",
-            session_id,
-        )
-        return {row["id"]: (float(row["chosen"]), float(row["judged"])) for row in rows}
-
     def last_event_at(self, session_id: str) -> float:
         """When the session's last event was written, Unix seconds."""
         return float(self._rows("SELECT max(at) AS at FROM events WHERE session_id = ?", session_id)[0]["at"])
@@ -530,6 +552,12 @@ class Store:
         for row_id, order, row in sorted(parsed, key=lambda one: one[1]):
             rows.put(row_id, order, row)
         return rows
+
+
+def _reached(found: dict[str, Verdict], judged: Judged) -> None:
+    """A verdict behind those before it; one that replaces an earlier one comes last as well."""
+    found.pop(judged.verdict.experiment_id, None)
+    found[judged.verdict.experiment_id] = judged.verdict
 
 
 def _event(row: dict[str, Any]) -> StoredEvent:

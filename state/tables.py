@@ -73,6 +73,13 @@ class Listed(NamedTuple):
     comparison: ComparisonRow | None
 
 
+class Judged(NamedTuple):
+    """A verdict, and when it was reached; Unix seconds."""
+
+    verdict: Verdict
+    at: float
+
+
 class Answered(NamedTuple):
     """What a valid run has as answers to the fixed prompts."""
 
@@ -99,8 +106,14 @@ STATUS = "status"
 FINGERPRINT = "fingerprint"
 PROCESS = "process"
 TRIAL = "trial"
+KIND = "kind"
+IDENTITY = "identity"
+PURPOSE = "purpose"
+TRIED = "tried"
+LAUNCHED: Label = ("launched", True)
 COMPLAINED: Label = ("complained", True)
-"""Names of labels, and the one of runs against which the server itself spoke."""
+"""Names of labels; of them `TRIED` has the status of todos that change something, `LAUNCHED` the launches that are
+ours, `COMPLAINED` the runs against which the server itself spoke."""
 
 
 def _number(row: Values) -> int:
@@ -122,15 +135,29 @@ def _listed(row: Values) -> Listed:
     return Listed(todo, begun)
 
 
+def _todo_labels(listed: Listed) -> Iterable[Label]:
+    todo = listed.todo
+    yield EXPERIMENT, todo.id
+    yield STATUS, todo.status
+    yield PURPOSE, todo.experiment.purpose
+    if todo.experiment.tries:
+        yield TRIED, todo.status
+    if todo.identity:
+        yield IDENTITY, todo.identity
+
+
 def _trial_labels(trial: Trial) -> Iterable[Label]:
     yield EXPERIMENT, trial.experiment_id
     yield STATUS, trial.status
     yield FINGERPRINT, trial.fingerprint
     yield PROCESS, trial.process
+    if trial.kind == "launch" and not trial.adopted:
+        yield LAUNCHED
 
 
 def _measurement_labels(taken: Measurement) -> Iterable[Label]:
     yield EXPERIMENT, taken.experiment_id
+    yield TRIAL, taken.trial_id
     if taken.status is MeasurementStatus.OPEN:
         yield STATUS, taken.status
     if taken.complaint is not None:
@@ -149,7 +176,7 @@ TODOS = Table(
     columns="*",
     order=lambda row: row["position"],
     parse=_listed,
-    labels=lambda listed: ((EXPERIMENT, listed.todo.id), (STATUS, listed.todo.status)),
+    labels=_todo_labels,
 )
 TRIALS = Table(
     name="trials",
@@ -182,8 +209,8 @@ VERDICTS = Table(
     columns="experiment_id, at, body",
     key="experiment_id",
     order=lambda row: row["at"],
-    parse=lambda row: Verdict.model_validate_json(row["body"]),
-    labels=lambda verdict: ((EXPERIMENT, verdict.experiment_id),),
+    parse=lambda row: Judged(Verdict.model_validate_json(row["body"]), row["at"]),
+    labels=lambda judged: ((EXPERIMENT, judged.verdict.experiment_id),),
 )
 DECISIONS: Table[Values] = Table(
     name="decisions",
@@ -191,7 +218,7 @@ DECISIONS: Table[Values] = Table(
     columns="*",
     order=_number,
     parse=lambda row: {**row, "evidence": json.loads(row["evidence"])},
-    labels=lambda made: ((EXPERIMENT, made["subject"]),),
+    labels=lambda made: ((EXPERIMENT, made["subject"]), (KIND, made["kind"])),
 )
 
 

@@ -63,7 +63,8 @@ class Comparison(Frozen):
 
     `own` are the experiment's measurements, `record` valid earlier runs of the parent in this epoch, `night` all valid
     runs of earlier experiments, oldest first. `left` experiments may still be judged, this one included; `earlier` are
-    share and return of those judged before. `fresh`: a launch of the parent serves that was not measured yet.
+    share and return of those judged before, each or together. `fresh`: a launch of the parent serves that was not
+    measured yet.
     `complaint`: what the candidate's own log says against it under load, once no further try is due.
     `numerics`: the answers must be compared. Answers: a pass over the fixed prompts each, oldest first.
 

@@ -1,12 +1,13 @@
 """What a step of the loop costs late in a long session against early, on a simulated target whose own time is left out.
 
 A long session is grown once and kept; then both ends are measured in turns, each from a copy, so that a machine that
-slows down slows down both. The list never runs dry: for every verdict another experiment comes in.
+slows down slows down both. The list is as long at either end: for every experiment that is judged another one comes in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import math
@@ -31,7 +32,8 @@ Figures = dict[str, Any]
 WAITING = 10
 """Experiments on the list at any time."""
 WARM = 5
-"""Experiments at the begin of each measurement that are left out: files are opened, modules loaded, caches filled."""
+"""Experiments at the begin of each measurement that are left out: files are opened, modules loaded, caches filled, and
+what is kept of a long session is read at once, which Python's collector of garbage would go through in what follows."""
 MEASURED = 15
 POLICY = CONFIG.policy.model_copy(
     update={
@@ -120,7 +122,7 @@ class MeteredNodes:
 
 
 class Feeder(Silent):
-    """Puts another experiment on the list for every verdict, and ends the session after so many."""
+    """Puts another experiment on the list for every one that is judged, and ends the session after so many verdicts."""
 
     def __init__(self, runner: Runner, until: int, judged: Callable[[], None]) -> None:
         self.runner, self.until, self.judged = runner, until, judged
@@ -132,7 +134,12 @@ class Feeder(Silent):
         if not isinstance(event, ev.VerdictReached):
             return
         self.count += 1
-        self.runner.store.append(self.runner.session_id, ev.TodoAdded(experiment=another(next(self.number))))
+        store, session_id = self.runner.store, self.runner.session_id
+        judged = store.todo(session_id, event.verdict.experiment_id)
+        if (
+            judged is not None and judged.experiment.tries
+        ):  # a check of the loop's own leaves the list as long as it was
+            store.append(session_id, ev.TodoAdded(experiment=another(next(self.number))))
         self.judged()
         if self.count >= self.until:
             self.runner.stop.set()
@@ -151,7 +158,13 @@ def play(folder: Path, until: int) -> list[list[tuple[str, float]]]:
         runner.target = runner.hands.target = runner.tenure.target = target
         runner.nodes = MeteredNodes(runner.nodes, meter)  # type: ignore[assignment]
         ends: list[int] = []
-        feeder = Feeder(runner, until, lambda: ends.append(len(meter.steps)))
+
+        def judged() -> None:
+            ends.append(len(meter.steps))
+            if len(ends) == WARM:
+                gc.collect()  # what was read on opening is as old as it would be in a session that never ended
+
+        feeder = Feeder(runner, until, judged)
         runner.progress = runner.hands.progress = feeder
         asyncio.run(runner.run())
         target.put_away()

@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from agent.built_in import sentinels
+from agent.evidence import anything_live, costs, known, learned_since, spent, used_by_level
 from state import events as ev
-from state.models import TodoStatus
+from state.models import DecisionKind, Purpose, TodoStatus
 from state.rows import Rows
 from state.store import Store
-from state.tables import EXPERIMENT, FINGERPRINT, MEASUREMENTS, PROCESS, STATUS, TODOS, TRIALS
-from tests.agent.sim import flag, sim_session
+from state.tables import EXPERIMENT, FINGERPRINT, IDENTITY, MEASUREMENTS, PROCESS, PURPOSE, STATUS, TODOS, TRIALS
+from tests.agent.sim import CONFIG, flag, sim_session
 
 
 def words() -> Rows[str]:
@@ -36,7 +38,6 @@ def test_a_row_that_is_written_again_changes_its_labels_and_its_place() -> None:
     rows.put("a", 3, "plum")
     assert rows.items == ["pear", "plum"]
     assert rows.with_label(("first", "f")) == []
-    assert rows.values("first") == ["p"]
     assert rows.get("a") == "plum"
 
 
@@ -49,6 +50,20 @@ def test_writes_are_counted_and_those_of_a_label_can_be_left_out() -> None:
     assert rows.written(but=("first", "p")) == 1
 
 
+def test_rows_written_since_come_once_each_as_they_are_now() -> None:
+    rows = words()
+    rows.put("a", 1, "fig")
+    rows.put("b", 2, "pear")
+    seen = rows.written()
+    assert rows.since(seen) == []
+    rows.put("c", 3, "plum")
+    rows.put("b", 2, "date")
+    rows.put("c", 3, "lime")
+    assert rows.since(seen) == ["date", "lime"]
+    assert rows.since(0) == ["fig", "date", "lime"]
+    assert (rows.count(("first", "p")), rows.count(("length", 4))) == (0, 2)
+
+
 def everything(store: Store, session: str) -> dict[str, Any]:
     """What a store says of a session, whatever it may be asked."""
     todos, trials = store.todos(session), store.trials(session)
@@ -59,11 +74,22 @@ def everything(store: Store, session: str) -> dict[str, Any]:
         "open": store.open_comparison(session),
         "comparisons": store.comparisons(session),
         "trials": trials,
-        "launched": store.launched(session),
         "specs": [store.spec(trial.fingerprint) for trial in trials],
         "by process": [store.trials(session, (PROCESS, trial.process)) for trial in trials],
         "by spec": [store.trials(session, (FINGERPRINT, trial.fingerprint)) for trial in trials],
         "of experiments": [store.trials(session, (EXPERIMENT, name)) for name in names],
+        "waiting": store.todos(session, (STATUS, TodoStatus.PENDING)),
+        "found": [store.todo(session, name) for name in (*names, "none")],
+        "alike": [store.todos(session, (IDENTITY, todo.identity)) for todo in todos],
+        "for what": [store.count(session, TODOS, (PURPOSE, purpose)) for purpose in Purpose],
+        "spent": [spent(store, session).experiments, spent(store, session).restarts],
+        "used": used_by_level(store, session),
+        "costs": costs(store, session, CONFIG),
+        "known": known(store, session),
+        "sentinels": sentinels(store, session),
+        "learned": learned_since(store, session, DecisionKind.KEEP),
+        "live": anything_live(store, session),
+        "measured on": [store.measured_on(session, trial.id) for trial in trials],
         "measurements": store.measurements(session),
         "measured": [store.measurements(session, name) for name in names],
         "before": [store.before(session, name) for name in names],
@@ -96,6 +122,7 @@ def test_a_store_that_keeps_says_at_every_event_what_the_database_says(tmp_path:
     assert differing == []
     assert {"trial-closed", "measurement-closed", "verdict-reached", "role-set", "comparison-opened"} <= seen
     assert last["answers"] and last["running"] is None
+    assert last["used"] and last["learned"] == frozenset() and last["spent"][0] == 2
 
 
 def test_what_is_derived_is_computed_again_only_when_a_row_of_its_ground_is_written(tmp_path: Path) -> None:
