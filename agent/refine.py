@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
+from agent.catalogue.knowledge import PlainChange
 from agent.levers import Lever, Point, Range, Setting, defaults_of, levers, moved, number, plain, point, together
 from agent.surrogate import Guess, Seen, guesses
 from state.models import Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
@@ -230,7 +231,13 @@ class _Model:
             for idea in _written(learned.ideas)
             if plain(idea)
         ]
-        self.seen = [self._seen(one) for one in learned.tried if one.outcome not in NOT_MEASURED]
+        self.tried = [(one, self.at(one.parent), self.at(one.candidate)) for one in learned.tried]
+        self.seen = [_seen(*one) for one in self.tried if one[0].outcome not in NOT_MEASURED]
+        waits = (self.after(plain(one)) for one in learned.pending if plain(one))
+        settled = (self.known_good, *(at for _, _, at in self.tried), *waits)
+        self.settled = {frozenset(at.items()) for at in settled}
+        self.regions = [region for one in self.tried if (region := self._region(*one))]
+        self.closed = self._closed()
 
     def at(self, spec: LaunchSpec) -> dict[str, str]:
         """A configuration at all names."""
@@ -257,11 +264,9 @@ class _Model:
     def is_known(self, setting: Setting) -> bool:
         """Whether there is nothing to learn: it serves, was tried, waits, cannot start, or failed on like ground."""
         at = self.after(setting)
-        if at == self.known_good or at in (self.at(one.candidate) for one in self.learned.tried):
+        if frozenset(at.items()) in self.settled or frozenset(setting) in self.closed:
             return True
-        if any(self.after(plain(one)) == at for one in self.learned.pending if plain(one)):
-            return True
-        return self._fails(at) or self._stale(setting)
+        return any(_holds(at, region) for region in self.regions)
 
     def measured(self, idea: Experiment) -> bool:
         """Whether something that was measured differs from its parent in a setting of the idea."""
@@ -275,9 +280,9 @@ class _Model:
 
     def values(self) -> list[tuple[dict[str, str], float | None]]:
         """Every tried point with what it does over what was found; None for what never started."""
-        ran = [self.at(one.candidate) for one in self.learned.tried if one.outcome not in NOT_MEASURED]
+        ran = [at for one, _, at in self.tried if one.outcome not in NOT_MEASURED]
         told = guesses(ran, self.found, self.seen, self.hope, self.topics)
-        failed = [self.at(one.candidate) for one in self.learned.tried if one.outcome is Outcome.FAILED]
+        failed = [at for one, _, at in self.tried if one.outcome is Outcome.FAILED]
         return [
             (self.found, 0.0),
             *((at, guess.mean) for at, guess in zip(ran, told, strict=True)),
@@ -288,40 +293,38 @@ class _Model:
         """Those that known-good does not hold already."""
         return [one for one in settings if not _holds(self.known_good, moved({}, one, self.defaults))]
 
-    def _seen(self, one: Tried) -> Seen:
-        effect, error = math.log(0.5), IGNORED
-        if one.effect is not None and one.outcome is not Outcome.COLLAPSED:
-            effect, error = one.effect.estimate, (one.effect.high - one.effect.low) / (2 * 1.96)
-        return Seen(base=self.at(one.parent), to=self.at(one.candidate), effect=effect, error=error)
-
-    def _fails(self, at: Point) -> bool:
-        """Whether it lies where the server refused to start.
+    def _region(self, one: Tried, before: Point, failed: Point) -> dict[str, str]:
+        """Where the server refuses to start, by a refused start; empty where it says nothing of the levers.
 
         What was changed then is to blame together with what the refusal names and with whatever shares a topic with
-        it; a point that differs in one of these is open, one that differs elsewhere only is not.
+        it; a point that differs in one of these is open, one that differs elsewhere only is not. Where more was
+        changed than flags and variables, a patch for one, that may be to blame as well.
         """
-        for one in self.learned.tried:
-            if one.outcome is not Outcome.FAILED:
-                continue
-            before, failed = self.at(one.parent), self.at(one.candidate)
-            blamed = {name for name in failed if failed[name] != before[name]}
-            topics = frozenset(topic for name in blamed for topic in self.topics[name])
-            blamed |= {name for name in failed if self.topics[name] & topics or _speaks_of(one.cause, name)}
-            if all(at[name] == failed[name] for name in blamed):
-                return True
-        return False
+        blamed = {name for name in failed if failed[name] != before[name]}
+        if one.outcome is not Outcome.FAILED or not blamed or not plain(one.experiment):
+            return {}
+        topics = frozenset(topic for name in blamed for topic in self.topics[name])
+        blamed |= {name for name in failed if self.topics[name] & topics or _speaks_of(one.cause, name)}
+        return {name: failed[name] for name in failed if name in blamed}
 
-    def _stale(self, setting: Setting) -> bool:
-        """Whether the same changes were tried before and nothing that shares a topic with them was kept since."""
-        names = {change.name for change in setting}
-        topics = frozenset(topic for name in names for topic in self.topics[name])
-        for place, one in enumerate(self.learned.tried):
-            if {*plain(one.experiment)} != {*setting}:
-                continue
-            since = (later for later in self.learned.tried[place + 1 :] if later.outcome is Outcome.BETTER)
-            if not any(topics & {*later.experiment.tags} for later in since):
-                return True
-        return False
+    def _closed(self) -> frozenset[frozenset[PlainChange]]:
+        """Changes that were tried before, where nothing that shares a topic with them was kept since."""
+        closed: set[frozenset[PlainChange]] = set()
+        kept_since: frozenset[str] = frozenset()
+        for one in reversed(self.learned.tried):
+            names = {change.name for change in plain(one.experiment)}
+            if not any(self.topics.get(name, frozenset()) & kept_since for name in names):
+                closed.add(frozenset(plain(one.experiment)))
+            if one.outcome is Outcome.BETTER:
+                kept_since |= {*one.experiment.tags}
+        return frozenset(closed)
+
+
+def _seen(one: Tried, base: dict[str, str], to: dict[str, str]) -> Seen:
+    effect, error = math.log(0.5), IGNORED
+    if one.effect is not None and one.outcome is not Outcome.COLLAPSED:
+        effect, error = one.effect.estimate, (one.effect.high - one.effect.low) / (2 * 1.96)
+    return Seen(base=base, to=to, effect=effect, error=error)
 
 
 def _holds(at: Point, sets: Mapping[str, str]) -> bool:
@@ -363,8 +366,8 @@ def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Cand
         return
     for picked in ask(space, told, FURTHER, model.learned.seed + model.learned.made):
         settings = [_picked(lever, picked[lever.name]) for lever in moves]
-        setting = together(model.needed(one for one in settings if one))
-        if setting:
+        setting = together(model.needed(one for one in settings if one)) or ()
+        if 0 < len(setting) <= MOST_AT_ONCE:
             yield Candidate(setting=setting, what=_label(setting), why="near what did best so far")
 
 

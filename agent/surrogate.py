@@ -136,7 +136,7 @@ class _Kernel:
         single = np.empty((len(self.codes), *shape))
         for place, (codes, table) in enumerate(zip(self.codes, self.tables, strict=True)):
             single[place] = table[codes[rows][:, None], codes[columns][None, :]]
-        flat = single.reshape(len(self.codes), -1)
+        flat = single.reshape(len(self.codes), len(rows) * len(columns))
         total: Matrix = self.alone**2 * flat.sum(axis=0) + (flat * (self.both @ flat)).sum(axis=0)
         return total.reshape(shape)
 
