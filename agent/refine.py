@@ -15,8 +15,9 @@ from pydantic import Field
 
 from agent.catalogue.knowledge import PlainChange
 from agent.levers import Lever, Point, Range, Setting, defaults_of, levers, moved, number, plain, point, together
+from agent.policy import needed_disruption
 from agent.surrogate import Guess, Seen, guesses
-from state.models import Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
+from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
 
 AT_ONCE = 3
 """So many are added at a time: the next ones shall know what came of these."""
@@ -66,10 +67,14 @@ class Learned(Frozen):
     pending: tuple[Experiment, ...]
     priorities: dict[str, float] = Field(default_factory=dict)
     """Those of what is pending and may be moved; what a person has put in its place is not among them."""
+    barred: tuple[Setting, ...] = ()
+    """What a person dropped or has not approved yet, and what the session forbids: it is in nothing that is offered."""
+    set_aside: tuple[Setting, ...] = ()
+    """What was passed over for another reason: it is not offered again, but may be part of something else."""
     tried: tuple[Tried, ...]
     minimal_effect: float
     made: int = 0
-    """How many refinements were made before."""
+    """The number of the last refinement before."""
     seed: int = 0
 
 
@@ -167,7 +172,9 @@ def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> l
         names = {change.name for one in held for change in plain(one)}
         clashes = more is None or any(change.name in names for change in plain(idea))
         serves = not model.needed((plain(idea),))
-        if more is not None and not clashes and not serves and len(more) <= MOST_AT_ONCE and not objects(more):
+        if more is None or clashes or serves or len(more) > MOST_AT_ONCE or model.is_barred(model.after(more)):
+            continue
+        if not objects(more):
             held.append(idea)
     return held
 
@@ -233,9 +240,11 @@ class _Model:
         ]
         self.tried = [(one, self.at(one.parent), self.at(one.candidate)) for one in learned.tried]
         self.seen = [_seen(*one) for one in self.tried if one[0].outcome not in NOT_MEASURED]
-        waits = (self.after(plain(one)) for one in learned.pending if plain(one))
+        listed = (*map(plain, learned.pending), *learned.set_aside)
+        waits = (self.after(setting) for setting in listed if setting)
         settled = (self.known_good, *(at for _, _, at in self.tried), *waits)
         self.settled = {frozenset(at.items()) for at in settled}
+        self.barred = [moved({}, setting, self.defaults) for setting in learned.barred]
         self.regions = [region for one in self.tried if (region := self._region(*one))]
         self.closed = self._closed()
 
@@ -262,11 +271,15 @@ class _Model:
         ]
 
     def is_known(self, setting: Setting) -> bool:
-        """Whether there is nothing to learn: it serves, was tried, waits, cannot start, or failed on like ground."""
+        """Whether it is not to be offered: it serves, was tried, waits, is barred, cannot start, or failed before."""
         at = self.after(setting)
         if frozenset(at.items()) in self.settled or frozenset(setting) in self.closed:
             return True
-        return any(_holds(at, region) for region in self.regions)
+        return self.is_barred(at) or any(_holds(at, region) for region in self.regions)
+
+    def is_barred(self, at: Point) -> bool:
+        """Whether it holds something that must not be tried and that does not serve already."""
+        return any(_holds(at, sets) and not _holds(self.known_good, sets) for sets in self.barred)
 
     def measured(self, idea: Experiment) -> bool:
         """Whether something that was measured differs from its parent in a setting of the idea."""
@@ -408,6 +421,11 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
     names = {change.name for change in one.setting}
     touched = [lever for lever in moves if names & {*lever.names}]
     ideas = [idea for idea in learned.ideas if any(idea.id in lever.ideas for lever in touched)]
+    held = [idea for idea in ideas if {*plain(idea)} <= {*one.setting}]
+    unwritten = [lever for lever in touched if not any({*setting} <= {*one.setting} for setting in lever.settings)]
+    near = [[idea for idea in ideas if idea.id in lever.ideas] for lever in unwritten]
+    needs = [need for idea in held for need in idea.needs]
+    needs += [need for group in near for need in group[0].needs if all(need in idea.needs for idea in group)]
     guess = Guess(mean=one.mean, spread=one.spread)
     return Experiment(
         id=f"{OWN}{place}",
@@ -417,7 +435,8 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
         priority=min(1.0, MIDDLE + guess.hoped),
         expected_gain=math.expm1(guess.hoped),
-        needs=tuple(dict.fromkeys(need for idea in ideas if {*plain(idea)} <= {*one.setting} for need in idea.needs)),
+        needs=tuple(dict.fromkeys(needs)),
         numerics=any(idea.numerics for idea in ideas),
+        disruption=max((needed_disruption(idea) for idea in itertools.chain(held, *near)), default=Disruption.RESTART),
         source=Source(kind="refinement"),
     )

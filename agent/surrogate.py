@@ -92,7 +92,7 @@ def guesses(
         rows = np.arange(first, min(first + step, n))
         to_known = kernel.between(rows, np.arange(n, n + len(known)))
         between = to_known[:, after] - to_known[:, before] - seen_of_known[0]
-        mean = np.array([hope(points[row]) - hope(over) for row in rows]) + between @ expected
+        mean = np.array([hope(one) - hope(over) for one in points[first : first + step]]) + between @ expected
         alone = kernel.itself + among[0, 0] - 2 * to_known[:, 0]
         left = alone - np.square(between @ factor.T).sum(axis=1)
         found += [Guess(mean=float(a), spread=math.sqrt(max(0.0, float(b)))) for a, b in zip(mean, left, strict=True)]

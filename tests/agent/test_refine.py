@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from agent.levers import Setting
 from agent.planners.tpe import asked
-from agent.refine import Learned, Tried, all_at_once, refinements, reweighed
+from agent.refine import MOST_AT_ONCE, Choices, Learned, Space, Tried, all_at_once, refinements, reweighed
 from state.models import Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
 
@@ -211,3 +212,27 @@ def test_what_waits_is_weighed_anew_by_what_was_measured_of_its_settings() -> No
     assert moved.priority < 0.9
     assert "by what was measured it does -" in moved.reason
     assert reweighed(know.model_copy(update={"priorities": {unknown.id: 0.9}})) == []
+
+
+def test_a_start_that_failed_where_no_setting_was_changed_closes_nothing() -> None:
+    here = spec(threads="1")
+    threads = flag("--threads", "2", tags=("threads",), expected_gain=0.4)
+    elsewhere = Experiment(id="other", title="other", hypothesis="h", changes=())
+    failed = Tried(experiment=elsewhere, parent=here, candidate=here, outcome=Outcome.FAILED, cause="boom")
+    know = learned(here, failed, ideas=(threads,))
+    assert {"--threads 2"} in [made(one) for one in refinements(know, asked, nobody_objects)]
+
+
+def test_no_more_is_made_together_than_a_failure_could_be_told_from() -> None:
+    names = [f"--n{place}" for place in range(MOST_AT_ONCE + 1)]
+    here = LaunchSpec(
+        engine="llamacpp", program=("s",), flags=dict.fromkeys(names, ("0",)), argv=("s",), cwd="/", user="u"
+    )
+    ideas = tuple(flag(name, "1", tags=(name,), expected_gain=0.5) for name in names)
+
+    def everything(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [{name: choices[1] for name, choices in space.items() if isinstance(choices, tuple)}]
+
+    offered = refinements(learned(here, ideas=ideas), everything, nobody_objects)
+    assert offered
+    assert all(len(one.changes) <= MOST_AT_ONCE for one in offered)
