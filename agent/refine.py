@@ -119,7 +119,7 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
     fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting)]
     worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
-    for one in sorted(model.weighed(fresh), key=lambda one: (-one.hoped, len(one.setting), one.what)):
+    for one in sorted(model.weighed(fresh), key=lambda one: (-round(one.hoped, 9), len(one.setting), one.what)):
         if one.hoped < worth or len(chosen) == AT_ONCE:
             break
         if not any(_overlaps(one, other) for other in chosen) and not objects(one.setting):
@@ -140,7 +140,7 @@ def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
     setting = together(plain(idea) for idea in held) if len(held) >= SETTINGS else None
     if setting is None or len(learned.tried) > AGAIN:
         return []
-    (told,) = model.weighed([Candidate(setting=setting, what=_label(setting), why="what promises most, all at once")])
+    (told,) = model.weighed([Candidate(setting=setting, what=label(setting), why="what promises most, all at once")])
     return [_experiment(told, learned, moves, learned.made + 1).model_copy(update={"priority": 1.0})]
 
 
@@ -364,7 +364,7 @@ def _combined(moves: Sequence[Lever], model: _Model) -> Iterator[Candidate]:
             if setting is not None:
                 together_ = len(some) > 1
                 why = "never tried together" if together_ else "on what was kept since it was tried"
-                yield Candidate(setting=setting, what=_label(setting), why=why)
+                yield Candidate(setting=setting, what=label(setting), why=why)
 
 
 def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Candidate]:
@@ -373,7 +373,7 @@ def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Cand
     space: Space = {}
     for lever in moves:
         ranged = lever.range if {*lever.names} & worked else None
-        space[lever.name] = ranged or (STAYS, *(_label(setting) for setting in lever.settings))
+        space[lever.name] = ranged or (STAYS, *(label(setting) for setting in lever.settings))
     told = [(_choices(at, moves, space), value) for at, value in model.values()]
     if not space:
         return
@@ -381,16 +381,17 @@ def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Cand
         settings = [_picked(lever, picked[lever.name]) for lever in moves]
         setting = together(model.needed(one for one in settings if one)) or ()
         if 0 < len(setting) <= MOST_AT_ONCE:
-            yield Candidate(setting=setting, what=_label(setting), why="near what did best so far")
+            yield Candidate(setting=setting, what=label(setting), why="near what did best so far")
 
 
-def _label(setting: Setting) -> str:
+def label(setting: Setting) -> str:
+    """A setting in words, by which it is told from all others."""
     return ", ".join(map(str, setting))
 
 
 def _picked(lever: Lever, choice: str | float) -> Setting:
     if isinstance(choice, str):
-        return next((setting for setting in lever.settings if _label(setting) == choice), ())
+        return next((setting for setting in lever.settings if label(setting) == choice), ())
     text = str(int(choice)) if choice == int(choice) else f"{choice:.3g}"
     name = lever.names[0]
     return (FlagChange(name=name, value=text) if name.startswith("-") else EnvChange(name=name, value=text),)
@@ -402,7 +403,7 @@ def _choices(at: Point, moves: Sequence[Lever], space: Space) -> Choices:
     for lever in moves:
         limits = space[lever.name]
         value = number(at[lever.names[0]]) if isinstance(limits, Range) else None
-        held = (_label(setting) for setting in lever.settings if _holds(at, moved({}, setting, {})))
+        held = (label(setting) for setting in lever.settings if _holds(at, moved({}, setting, {})))
         if isinstance(limits, Range) and value is not None:
             found[lever.name] = min(max(value, limits.low), limits.high)
         else:

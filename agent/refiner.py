@@ -6,15 +6,16 @@ It chooses and judges nothing, and it writes nothing itself; the node that asks 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
 from agent.evidence import affordable, known
 from agent.levers import Setting, plain
+from agent.planners.tpe import asked
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
-from agent.refine import OWN, Learned, Reweighed, Tried
+from agent.refine import OWN, Learned, Tried, all_at_once, label, refinements, reweighed
 from agent.relatives import all_lost
 from agent.todo_list import on_the_list
 from state import events as ev
@@ -127,16 +128,29 @@ def objection(
     return next((reason for reason in reasons if reason), None)
 
 
-def decided(
+def refine(
     store: Store,
     session_id: str,
     config: SessionConfig,
     new: Sequence[Experiment],
-    refined: Sequence[Experiment],
-    moved: Sequence[Reweighed],
+    against: Callable[[Setting], str | None],
 ) -> list[ev.Event]:
-    """What is added to the list and what moves on it, and the decision that says why; also when nothing does."""
-    nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
+    """What follows from what was learned: the decision that says why, what is added to the list, what moves on it.
+
+    `new` fits the configuration that was kept; `against` says why a setting cannot or may not be made. Nothing else is
+    asked for but the store, so that a log alone, with what was objected to then, gives the same again.
+    """
+    facts, first = learned(store, session_id, config, new), begins(store, session_id)
+    objections: dict[str, str] = {}
+
+    def objects(setting: Setting) -> bool:
+        reason = against(setting)
+        if reason is not None:
+            objections[label(setting)] = reason
+        return reason is not None
+
+    refined = all_at_once(facts, objects) if first else refinements(facts, asked, objects)
+    moved = [] if first else reweighed(facts)
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
     words += [f"{one.id} fits the configuration that was kept" for one in new]
     decision = store.decide(
@@ -144,14 +158,16 @@ def decided(
         kind=DecisionKind.REFINE,
         subject=session_id,
         what=f"{len(words)} more on the list" if words else "nothing more on the list",
-        reason="; ".join((*(words or (nothing,)), *(f"{one.id} {one.reason}" for one in moved))),
+        reason="; ".join(
+            (*(words or (TOO_FEW if first else NOT_WORTH,)), *(f"{one.id} {one.reason}" for one in moved))
+        ),
     )
+    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
     changes = [
         ev.TodoChanged(experiment_id=one.id, priority=one.priority, reason=f"{one.reason} ({decision.id})")
         for one in moved
     ]
-    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
-    return [*added, *changes, ev.DecisionMade(decision=decision)]
+    return [ev.DecisionMade(decision=decision, objections=objections), *added, *changes]
 
 
 # --- parts -------------------------------------------------------------------------------------------------
