@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agent.levers import Setting
+from agent.levers import Setting, plain
 from agent.planners.tpe import asked
-from agent.refine import MOST_AT_ONCE, Choices, Learned, Space, Tried, all_at_once, refinements, reweighed
-from state.models import Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
+from agent.refine import MOST_AT_ONCE, STAYS, Choices, Learned, Space, Tried, all_at_once, refinements, reweighed
+from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
 
 
@@ -236,3 +236,54 @@ def test_no_more_is_made_together_than_a_failure_could_be_told_from() -> None:
     offered = refinements(learned(here, ideas=ideas), everything, nobody_objects)
     assert offered
     assert all(len(one.changes) <= MOST_AT_ONCE for one in offered)
+
+
+def test_what_a_person_dropped_or_has_not_approved_is_in_nothing_that_is_offered() -> None:
+    here = spec(threads="1", poll="50", slots="1")
+    ideas = (
+        flag("--threads", "2", tags=("threads",), expected_gain=0.3),
+        flag("--poll", "100", tags=("threads",), expected_gain=0.3),
+        flag("--slots", "4", tags=("slots",), expected_gain=0.3),
+    )
+    pair = (*ideas[0].changes, *ideas[1].changes)
+    told = tuple(tried(one, here, Outcome.INCONCLUSIVE, 0.0) for one in ideas)
+    know = learned(here, *told)
+    assert any(made(one) >= {"--threads 2", "--poll 100"} for one in refinements(know, asked, nobody_objects))
+    barred = know.model_copy(update={"barred": (pair,)})
+    offered = [made(one) for one in refinements(barred, asked, nobody_objects)]
+    assert offered
+    assert not any(one >= {"--threads 2", "--poll 100"} for one in offered)
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas, barred=(pair,)), nobody_objects)
+    assert not made(first) >= {"--threads 2", "--poll 100"}
+
+
+def test_a_number_that_waits_for_an_approval_is_not_reached_by_the_way_of_a_range() -> None:
+    here = spec(slots="1")
+    small, large = flag("--slots", "2", tags=("slots",)), flag("--slots", "9", tags=("slots",))
+    told = (tried(small, here, Outcome.BETTER, 0.4), tried(large, here, Outcome.NO_DIFFERENCE, 0.5))
+
+    def five(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [dict.fromkeys(space, 5)]
+
+    know = learned(here, *told)
+    assert {"--slots 5"} in [made(one) for one in refinements(know, five, nobody_objects)]
+    gated = know.model_copy(update={"barred": (flag("--slots", "5").changes,)})
+    assert {"--slots 5"} not in [made(one) for one in refinements(gated, five, nobody_objects)]
+
+
+def test_a_refinement_needs_and_disrupts_what_its_parts_do() -> None:
+    here = spec(slots="1", poll="50")
+    needs = {"needs": ("batching",), "tags": ("slots",), "disruption": Disruption.PATCH}
+    small, large = flag("--slots", "2", **needs), flag("--slots", "9", **needs)
+    spin = flag("--poll", "100", tags=("waiting",), expected_gain=0.3)
+    told = (tried(small, here, Outcome.BETTER, 0.4), tried(large, here, Outcome.NO_DIFFERENCE, 0.5))
+
+    def five(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [{name: STAYS if isinstance(choices, tuple) else 5 for name, choices in space.items()}]
+
+    offered = refinements(learned(here, *told, ideas=(spin,)), five, nobody_objects)
+    assert {str(change) for one in offered for change in one.changes} >= {"--slots 5", "--poll 100"}
+    for one in offered:
+        moves_slots = any(change.name == "--slots" and change.value != "1" for change in plain(one))
+        assert one.needs == (("batching",) if moves_slots else ())
+        assert one.disruption is (Disruption.PATCH if moves_slots else Disruption.RESTART)
