@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 
 from agent.levers import Setting, plain
 from agent.planners.tpe import asked
 from agent.refine import MOST_AT_ONCE, STAYS, Choices, Learned, Space, Tried, all_at_once, refinements, reweighed
+from agent.surrogate import ALONE, RELATED, UNRELATED, Seen, guesses
 from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
 
@@ -287,3 +289,29 @@ def test_a_refinement_needs_and_disrupts_what_its_parts_do() -> None:
         moves_slots = any(change.name == "--slots" and change.value != "1" for change in plain(one))
         assert one.needs == (("batching",) if moves_slots else ())
         assert one.disruption is (Disruption.PATCH if moves_slots else Disruption.RESTART)
+
+
+def test_a_large_catalogue_s_pairs_are_weighed_in_little_memory() -> None:
+    names = [f"--n{place}" for place in range(20)]
+    topics = {name: frozenset({f"t{place % 5}"}) for place, name in enumerate(names)}
+    base = dict.fromkeys(names, "1")
+    points = [{**base, one: "2", other: str(value)} for one in names for other in names for value in range(2, 12)]
+    seen = [Seen(base=base, to=point, effect=0.01, error=0.02) for point in points[:40]]
+    tracemalloc.start()
+    told = guesses(points, base, seen, lambda at: 0.0, topics)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(told) == len(points) == 4000
+    assert most < 8 * len(points) ** 2 / 2, "no matrix of all points with all points"
+
+
+def test_the_guess_is_that_of_the_kernel_as_it_is_written() -> None:
+    topics = {"--a": frozenset({"t"}), "--b": frozenset({"t"}), "--c": frozenset({"u"})}
+    base = {"--a": "1", "--b": "x", "--c": "1"}
+    (told,) = guesses([{**base, "--a": "4", "--b": "y"}], base, [], lambda at: 0.0, topics)
+    near = math.exp(-1.0)
+    alone, related, unrelated = ALONE**2, RELATED**2, UNRELATED**2
+    itself = 3 * alone + related + 2 * unrelated
+    other = alone * (near + 1.0) + unrelated * near
+    assert told.mean == 0.0
+    assert math.isclose(told.spread, math.sqrt(2 * (itself - other)))
