@@ -37,6 +37,8 @@ MOST_AT_ONCE = 8
 """More changes than this are never made together: nobody could tell any more what a failure is due to."""
 SETTINGS = 2
 """So many are moved at once on purpose; points that move more come only from the sampler."""
+RECENT = 200
+"""Of so many of the newest experiments the effects are weighed, so that the thousandth costs no more; all are known."""
 STAYS = "as it is"
 """A lever that is left alone."""
 IGNORED = 0.3
@@ -239,7 +241,8 @@ class _Model:
             if plain(idea)
         ]
         self.tried = [(one, self.at(one.parent), self.at(one.candidate)) for one in learned.tried]
-        self.seen = [_seen(*one) for one in self.tried if one[0].outcome not in NOT_MEASURED]
+        self.recent = self.tried[-RECENT:]
+        self.seen = [_seen(*one) for one in self.recent if one[0].outcome not in NOT_MEASURED]
         listed = (*map(plain, learned.pending), *learned.set_aside)
         waits = (self.after(setting) for setting in listed if setting)
         settled = (self.known_good, *(at for _, _, at in self.tried), *waits)
@@ -292,10 +295,10 @@ class _Model:
         return frozenset(change.name for one in kept for change in plain(one.experiment))
 
     def values(self) -> list[tuple[dict[str, str], float | None]]:
-        """Every tried point with what it does over what was found; None for what never started."""
-        ran = [at for one, _, at in self.tried if one.outcome not in NOT_MEASURED]
+        """The tried points with what they do over what was found; None for what never started."""
+        ran = [at for one, _, at in self.recent if one.outcome not in NOT_MEASURED]
         told = guesses(ran, self.found, self.seen, self.hope, self.topics)
-        failed = [at for one, _, at in self.tried if one.outcome is Outcome.FAILED]
+        failed = [at for one, _, at in self.recent if one.outcome is Outcome.FAILED]
         return [
             (self.found, 0.0),
             *((at, guess.mean) for at, guess in zip(ran, told, strict=True)),

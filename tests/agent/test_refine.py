@@ -8,7 +8,18 @@ from collections.abc import Sequence
 
 from agent.levers import Setting, plain
 from agent.planners.tpe import asked
-from agent.refine import MOST_AT_ONCE, STAYS, Choices, Learned, Space, Tried, all_at_once, refinements, reweighed
+from agent.refine import (
+    MOST_AT_ONCE,
+    RECENT,
+    STAYS,
+    Choices,
+    Learned,
+    Space,
+    Tried,
+    all_at_once,
+    refinements,
+    reweighed,
+)
 from agent.surrogate import ALONE, RELATED, UNRELATED, Seen, guesses
 from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
@@ -315,3 +326,17 @@ def test_the_guess_is_that_of_the_kernel_as_it_is_written() -> None:
     other = alone * (near + 1.0) + unrelated * near
     assert told.mean == 0.0
     assert math.isclose(told.spread, math.sqrt(2 * (itself - other)))
+
+
+def test_what_is_weighed_does_not_grow_with_the_night() -> None:
+    here = spec(slots="1")
+    values = (flag("--slots", str(value), tags=("slots",)) for value in range(2, RECENT + 12))
+    told = [tried(one, here, Outcome.NO_DIFFERENCE, 0.0) for one in values]
+    sizes: list[int] = []
+
+    def count(space: Space, known: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        sizes.append(len(known))
+        return []
+
+    assert refinements(learned(here, *told), count, nobody_objects) == []
+    assert sizes == [RECENT + 1]
