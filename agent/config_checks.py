@@ -15,7 +15,7 @@ Sections = Mapping[str, Any]
 
 # What the loop itself puts on the list or names launches by; an experiment of that name would be taken for it.
 RESERVED = ("adopted", "baseline", "close-out", "confirm", "restore")
-RESERVED_BEGINNINGS = ("sentinel-", "without-", "model-")
+RESERVED_BEGINNINGS = ("sentinel-", "without-", "model-", "refine-")
 
 
 def contradictions(sections: Sections, workload: object) -> list[Problem]:

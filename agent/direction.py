@@ -45,7 +45,8 @@ def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo
 
     `earlier` are the other verdicts in their order, `before` the whole list as it was before this verdict, `now` what
     waits on it, with the priorities that the verdict moves. Sentinels, observations and the loop's own checks do not
-    count.
+    count, nor does a refinement that does nothing: it asks for more than what worked already, or for several topics at
+    once.
     """
     known = {todo.id: todo for todo in before}
     judged = known[verdict.experiment_id].experiment
@@ -55,7 +56,7 @@ def turn(verdict: Verdict, earlier: Mapping[str, Verdict], before: Sequence[Todo
     if verdict.outcome is Outcome.BETTER:
         return _towards(topic, verdict, before, now)
     in_a_row = _in_a_row(topic, [*earlier.values(), verdict], known)
-    if verdict.outcome not in NOTHING or len(in_a_row) != ENOUGH:
+    if verdict.outcome not in NOTHING or _refines(judged) or len(in_a_row) != ENOUGH:
         return None
     return _away(topic, in_a_row, now)
 
@@ -75,11 +76,15 @@ def _in_a_row(topic: str, verdicts: Sequence[Verdict], known: Mapping[str, Todo]
             continue
         if verdict.outcome is Outcome.BETTER:
             break
-        if verdict.outcome in NOTHING:
+        if verdict.outcome in NOTHING and not _refines(todo.experiment):
             found.insert(0, verdict)
         if len(found) > ENOUGH:
             break
     return found
+
+
+def _refines(experiment: Experiment) -> bool:
+    return experiment.source.kind == "refinement"
 
 
 def _away(topic: str, against: Sequence[Verdict], now: Sequence[Todo]) -> Turn | None:

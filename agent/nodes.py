@@ -31,9 +31,7 @@ from agent.judge import Assessment, Comparison, Need, asks_answers, assess
 from agent.known import blamed
 from agent.levers import Setting
 from agent.planners.base import Planner, View
-from agent.planners.tpe import asked
-from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden, over, restarts
-from agent.refine import all_at_once, refinements, reweighed
+from agent.policy import SERVES, broken_constraints, forbidden, over, restarts
 from agent.spare_time import set_aside
 from agent.spoken import listen
 from agent.todo_list import never_approved, on_the_list
@@ -172,16 +170,11 @@ class Nodes:
         again = self.planner.propose(View(engine=parent.engine, spec=parent, facts=facts, tried=listed))
         new = [one for one in again.experiments if forbidden(one, self.config.policy) is None]
         model = None if facts.model is None else traits(facts.model)
-        free = [one for one in new if awaits_approval(one, self.config.policy) is None]
-        learned = refiner.learned(self.store, self.session_id, self.config, free)
 
-        def objects(setting: Setting) -> bool:
-            return refiner.objection(setting, parent, self.target, self.config, model) is not None
+        def against(setting: Setting) -> str | None:
+            return refiner.objection(setting, parent, self.target, self.config, model)
 
-        begins = refiner.begins(self.store, self.session_id)
-        refined = all_at_once(learned, objects) if begins else refinements(learned, asked, objects)
-        moved = [] if begins else reweighed(learned)
-        self.hands.write(*refiner.decided(self.store, self.session_id, self.config, new, refined, moved))
+        self.hands.write(*refiner.refine(self.store, self.session_id, self.config, new, against))
         return {"next": "choose"}
 
     async def choose(self, state: LoopState) -> LoopState:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
+from agent.catalogue.knowledge import PlainChange
 from agent.levers import Lever, Point, Range, Setting, defaults_of, levers, moved, number, plain, point, together
+from agent.policy import needed_disruption
 from agent.surrogate import Guess, Seen, guesses
-from state.models import Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
+from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, Frozen, LaunchSpec, Outcome, Source
 
 AT_ONCE = 3
 """So many are added at a time: the next ones shall know what came of these."""
@@ -35,6 +37,8 @@ MOST_AT_ONCE = 8
 """More changes than this are never made together: nobody could tell any more what a failure is due to."""
 SETTINGS = 2
 """So many are moved at once on purpose; points that move more come only from the sampler."""
+RECENT = 200
+"""Of so many of the newest experiments the effects are weighed, so that the thousandth costs no more; all are known."""
 STAYS = "as it is"
 """A lever that is left alone."""
 IGNORED = 0.3
@@ -65,10 +69,14 @@ class Learned(Frozen):
     pending: tuple[Experiment, ...]
     priorities: dict[str, float] = Field(default_factory=dict)
     """Those of what is pending and may be moved; what a person has put in its place is not among them."""
+    barred: tuple[Setting, ...] = ()
+    """What a person dropped or has not approved yet, and what the session forbids: it is in nothing that is offered."""
+    set_aside: tuple[Setting, ...] = ()
+    """What was passed over for another reason: it is not offered again, but may be part of something else."""
     tried: tuple[Tried, ...]
     minimal_effect: float
     made: int = 0
-    """How many refinements were made before."""
+    """The number of the last refinement before."""
     seed: int = 0
 
 
@@ -113,7 +121,7 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
     fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting)]
     worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
-    for one in sorted(model.weighed(fresh), key=lambda one: (-one.hoped, len(one.setting), one.what)):
+    for one in sorted(model.weighed(fresh), key=lambda one: (-round(one.hoped, 9), len(one.setting), one.what)):
         if one.hoped < worth or len(chosen) == AT_ONCE:
             break
         if not any(_overlaps(one, other) for other in chosen) and not objects(one.setting):
@@ -134,7 +142,7 @@ def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
     setting = together(plain(idea) for idea in held) if len(held) >= SETTINGS else None
     if setting is None or len(learned.tried) > AGAIN:
         return []
-    (told,) = model.weighed([Candidate(setting=setting, what=_label(setting), why="what promises most, all at once")])
+    (told,) = model.weighed([Candidate(setting=setting, what=label(setting), why="what promises most, all at once")])
     return [_experiment(told, learned, moves, learned.made + 1).model_copy(update={"priority": 1.0})]
 
 
@@ -166,7 +174,9 @@ def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> l
         names = {change.name for one in held for change in plain(one)}
         clashes = more is None or any(change.name in names for change in plain(idea))
         serves = not model.needed((plain(idea),))
-        if more is not None and not clashes and not serves and len(more) <= MOST_AT_ONCE and not objects(more):
+        if more is None or clashes or serves or len(more) > MOST_AT_ONCE or model.is_barred(model.after(more)):
+            continue
+        if not objects(more):
             held.append(idea)
     return held
 
@@ -230,7 +240,16 @@ class _Model:
             for idea in _written(learned.ideas)
             if plain(idea)
         ]
-        self.seen = [self._seen(one) for one in learned.tried if one.outcome not in NOT_MEASURED]
+        self.tried = [(one, self.at(one.parent), self.at(one.candidate)) for one in learned.tried]
+        self.recent = self.tried[-RECENT:]
+        self.seen = [_seen(*one) for one in self.recent if one[0].outcome not in NOT_MEASURED]
+        listed = (*map(plain, learned.pending), *learned.set_aside)
+        waits = (self.after(setting) for setting in listed if setting)
+        settled = (self.known_good, *(at for _, _, at in self.tried), *waits)
+        self.settled = {frozenset(at.items()) for at in settled}
+        self.barred = [moved({}, setting, self.defaults) for setting in learned.barred]
+        self.regions = [region for one in self.tried if (region := self._region(*one))]
+        self.closed = self._closed()
 
     def at(self, spec: LaunchSpec) -> dict[str, str]:
         """A configuration at all names."""
@@ -255,13 +274,15 @@ class _Model:
         ]
 
     def is_known(self, setting: Setting) -> bool:
-        """Whether there is nothing to learn: it serves, was tried, waits, cannot start, or failed on like ground."""
+        """Whether it is not to be offered: it serves, was tried, waits, is barred, cannot start, or failed before."""
         at = self.after(setting)
-        if at == self.known_good or at in (self.at(one.candidate) for one in self.learned.tried):
+        if frozenset(at.items()) in self.settled or frozenset(setting) in self.closed:
             return True
-        if any(self.after(plain(one)) == at for one in self.learned.pending if plain(one)):
-            return True
-        return self._fails(at) or self._stale(setting)
+        return self.is_barred(at) or any(_holds(at, region) for region in self.regions)
+
+    def is_barred(self, at: Point) -> bool:
+        """Whether it holds something that must not be tried and that does not serve already."""
+        return any(_holds(at, sets) and not _holds(self.known_good, sets) for sets in self.barred)
 
     def measured(self, idea: Experiment) -> bool:
         """Whether something that was measured differs from its parent in a setting of the idea."""
@@ -274,10 +295,10 @@ class _Model:
         return frozenset(change.name for one in kept for change in plain(one.experiment))
 
     def values(self) -> list[tuple[dict[str, str], float | None]]:
-        """Every tried point with what it does over what was found; None for what never started."""
-        ran = [self.at(one.candidate) for one in self.learned.tried if one.outcome not in NOT_MEASURED]
+        """The tried points with what they do over what was found; None for what never started."""
+        ran = [at for one, _, at in self.recent if one.outcome not in NOT_MEASURED]
         told = guesses(ran, self.found, self.seen, self.hope, self.topics)
-        failed = [self.at(one.candidate) for one in self.learned.tried if one.outcome is Outcome.FAILED]
+        failed = [at for one, _, at in self.recent if one.outcome is Outcome.FAILED]
         return [
             (self.found, 0.0),
             *((at, guess.mean) for at, guess in zip(ran, told, strict=True)),
@@ -288,40 +309,38 @@ class _Model:
         """Those that known-good does not hold already."""
         return [one for one in settings if not _holds(self.known_good, moved({}, one, self.defaults))]
 
-    def _seen(self, one: Tried) -> Seen:
-        effect, error = math.log(0.5), IGNORED
-        if one.effect is not None and one.outcome is not Outcome.COLLAPSED:
-            effect, error = one.effect.estimate, (one.effect.high - one.effect.low) / (2 * 1.96)
-        return Seen(base=self.at(one.parent), to=self.at(one.candidate), effect=effect, error=error)
-
-    def _fails(self, at: Point) -> bool:
-        """Whether it lies where the server refused to start.
+    def _region(self, one: Tried, before: Point, failed: Point) -> dict[str, str]:
+        """Where the server refuses to start, by a refused start; empty where it says nothing of the levers.
 
         What was changed then is to blame together with what the refusal names and with whatever shares a topic with
-        it; a point that differs in one of these is open, one that differs elsewhere only is not.
+        it; a point that differs in one of these is open, one that differs elsewhere only is not. Where more was
+        changed than flags and variables, a patch for one, that may be to blame as well.
         """
-        for one in self.learned.tried:
-            if one.outcome is not Outcome.FAILED:
-                continue
-            before, failed = self.at(one.parent), self.at(one.candidate)
-            blamed = {name for name in failed if failed[name] != before[name]}
-            topics = frozenset(topic for name in blamed for topic in self.topics[name])
-            blamed |= {name for name in failed if self.topics[name] & topics or _speaks_of(one.cause, name)}
-            if all(at[name] == failed[name] for name in blamed):
-                return True
-        return False
+        blamed = {name for name in failed if failed[name] != before[name]}
+        if one.outcome is not Outcome.FAILED or not blamed or not plain(one.experiment):
+            return {}
+        topics = frozenset(topic for name in blamed for topic in self.topics[name])
+        blamed |= {name for name in failed if self.topics[name] & topics or _speaks_of(one.cause, name)}
+        return {name: failed[name] for name in failed if name in blamed}
 
-    def _stale(self, setting: Setting) -> bool:
-        """Whether the same changes were tried before and nothing that shares a topic with them was kept since."""
-        names = {change.name for change in setting}
-        topics = frozenset(topic for name in names for topic in self.topics[name])
-        for place, one in enumerate(self.learned.tried):
-            if {*plain(one.experiment)} != {*setting}:
-                continue
-            since = (later for later in self.learned.tried[place + 1 :] if later.outcome is Outcome.BETTER)
-            if not any(topics & {*later.experiment.tags} for later in since):
-                return True
-        return False
+    def _closed(self) -> frozenset[frozenset[PlainChange]]:
+        """Changes that were tried before, where nothing that shares a topic with them was kept since."""
+        closed: set[frozenset[PlainChange]] = set()
+        kept_since: frozenset[str] = frozenset()
+        for one in reversed(self.learned.tried):
+            names = {change.name for change in plain(one.experiment)}
+            if not any(self.topics.get(name, frozenset()) & kept_since for name in names):
+                closed.add(frozenset(plain(one.experiment)))
+            if one.outcome is Outcome.BETTER:
+                kept_since |= {*one.experiment.tags}
+        return frozenset(closed)
+
+
+def _seen(one: Tried, base: dict[str, str], to: dict[str, str]) -> Seen:
+    effect, error = math.log(0.5), IGNORED
+    if one.effect is not None and one.outcome is not Outcome.COLLAPSED:
+        effect, error = one.effect.estimate, (one.effect.high - one.effect.low) / (2 * 1.96)
+    return Seen(base=base, to=to, effect=effect, error=error)
 
 
 def _holds(at: Point, sets: Mapping[str, str]) -> bool:
@@ -348,7 +367,7 @@ def _combined(moves: Sequence[Lever], model: _Model) -> Iterator[Candidate]:
             if setting is not None:
                 together_ = len(some) > 1
                 why = "never tried together" if together_ else "on what was kept since it was tried"
-                yield Candidate(setting=setting, what=_label(setting), why=why)
+                yield Candidate(setting=setting, what=label(setting), why=why)
 
 
 def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Candidate]:
@@ -357,24 +376,25 @@ def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Cand
     space: Space = {}
     for lever in moves:
         ranged = lever.range if {*lever.names} & worked else None
-        space[lever.name] = ranged or (STAYS, *(_label(setting) for setting in lever.settings))
+        space[lever.name] = ranged or (STAYS, *(label(setting) for setting in lever.settings))
     told = [(_choices(at, moves, space), value) for at, value in model.values()]
     if not space:
         return
     for picked in ask(space, told, FURTHER, model.learned.seed + model.learned.made):
         settings = [_picked(lever, picked[lever.name]) for lever in moves]
-        setting = together(model.needed(one for one in settings if one))
-        if setting:
-            yield Candidate(setting=setting, what=_label(setting), why="near what did best so far")
+        setting = together(model.needed(one for one in settings if one)) or ()
+        if 0 < len(setting) <= MOST_AT_ONCE:
+            yield Candidate(setting=setting, what=label(setting), why="near what did best so far")
 
 
-def _label(setting: Setting) -> str:
+def label(setting: Setting) -> str:
+    """A setting in words, by which it is told from all others."""
     return ", ".join(map(str, setting))
 
 
 def _picked(lever: Lever, choice: str | float) -> Setting:
     if isinstance(choice, str):
-        return next((setting for setting in lever.settings if _label(setting) == choice), ())
+        return next((setting for setting in lever.settings if label(setting) == choice), ())
     text = str(int(choice)) if choice == int(choice) else f"{choice:.3g}"
     name = lever.names[0]
     return (FlagChange(name=name, value=text) if name.startswith("-") else EnvChange(name=name, value=text),)
@@ -386,7 +406,7 @@ def _choices(at: Point, moves: Sequence[Lever], space: Space) -> Choices:
     for lever in moves:
         limits = space[lever.name]
         value = number(at[lever.names[0]]) if isinstance(limits, Range) else None
-        held = (_label(setting) for setting in lever.settings if _holds(at, moved({}, setting, {})))
+        held = (label(setting) for setting in lever.settings if _holds(at, moved({}, setting, {})))
         if isinstance(limits, Range) and value is not None:
             found[lever.name] = min(max(value, limits.low), limits.high)
         else:
@@ -405,6 +425,11 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
     names = {change.name for change in one.setting}
     touched = [lever for lever in moves if names & {*lever.names}]
     ideas = [idea for idea in learned.ideas if any(idea.id in lever.ideas for lever in touched)]
+    held = [idea for idea in ideas if {*plain(idea)} <= {*one.setting}]
+    unwritten = [lever for lever in touched if not any({*setting} <= {*one.setting} for setting in lever.settings)]
+    near = [[idea for idea in ideas if idea.id in lever.ideas] for lever in unwritten]
+    needs = [need for idea in held for need in idea.needs]
+    needs += [need for group in near for need in group[0].needs if all(need in idea.needs for idea in group)]
     guess = Guess(mean=one.mean, spread=one.spread)
     return Experiment(
         id=f"{OWN}{place}",
@@ -414,7 +439,8 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
         priority=min(1.0, MIDDLE + guess.hoped),
         expected_gain=math.expm1(guess.hoped),
-        needs=tuple(dict.fromkeys(need for idea in ideas if {*plain(idea)} <= {*one.setting} for need in idea.needs)),
+        needs=tuple(dict.fromkeys(needs)),
         numerics=any(idea.numerics for idea in ideas),
+        disruption=max((needed_disruption(idea) for idea in itertools.chain(held, *near)), default=Disruption.RESTART),
         source=Source(kind="refinement"),
     )

@@ -5,15 +5,18 @@ It chooses and judges nothing, and it writes nothing itself; the node that asks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
 from agent.evidence import affordable, known, learned_since
-from agent.levers import Setting
+from agent.levers import Setting, plain
+from agent.planners.tpe import asked
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
-from agent.refine import OWN, Learned, Reweighed, Tried
+from agent.refine import OWN, Learned, Tried, all_at_once, label, refinements, reweighed
+from agent.relatives import all_lost
 from agent.todo_list import on_the_list
 from state import events as ev
 from state.errors import RatchetError
@@ -31,7 +34,7 @@ from state.models import (
 )
 from state.store import Store
 from state.tables import PURPOSE, TODOS
-from state.words import PriorityWord
+from state.words import DropWord, PriorityWord
 from tools.target import Target
 
 ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
@@ -77,9 +80,13 @@ def _less_may_do(bundle: Experiment, verdict: Verdict) -> bool:
 def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[Experiment]) -> Learned:
     """What refinement goes by, with what is `new` on the list.
 
-    What a person dropped, the session forbids or waits for an approval is not in it.
+    What a person dropped, the session forbids, waits for an approval or lacks what it needs is not in it.
     """
     facts = known(store, session_id)
+    lost = all_lost(facts)
+    usable = [todo for todo in facts.todos if _usable(todo, config) and not lost & {*todo.experiment.needs}]
+    out = [todo for todo in facts.todos if plain(todo.experiment) and not _usable(todo, config)]
+    dropped = _dropped(store, session_id)
     ready = [one for one in new if on_the_list(one, config.policy).status is TodoStatus.PENDING]
     known_good = store.role(session_id, Role.KNOWN_GOOD)
     assert known_good is not None, "known-good is set when a session opens"
@@ -88,12 +95,14 @@ def learned(store: Store, session_id: str, config: SessionConfig, new: Sequence[
         engine=adopted.engine,
         found=adopted,
         known_good=store.spec(known_good),
-        ideas=(*(todo.experiment for todo in facts.todos if _usable(todo, config)), *ready),
-        pending=(*(todo.experiment for todo in facts.todos if todo.status in WAITS and todo.experiment.tries), *ready),
+        ideas=(*(todo.experiment for todo in usable), *ready),
+        pending=(*(todo.experiment for todo in usable if todo.status in WAITS), *ready),
+        barred=tuple(plain(todo.experiment) for todo in out if _barred(todo, dropped, config)),
+        set_aside=tuple(plain(todo.experiment) for todo in out if not _barred(todo, dropped, config)),
         priorities=_movable(store, session_id, facts.todos),
         tried=tuple(_tried(store, session_id, facts.todos)),
         minimal_effect=config.judge.minimal_effect,
-        made=sum(todo.id.startswith(OWN) for todo in facts.todos),
+        made=max((int(found[1]) for todo in facts.todos if (found := _NUMBERED.fullmatch(todo.id))), default=0),
         seed=config.seed,
     )
 
@@ -113,16 +122,29 @@ def objection(
     return next((reason for reason in reasons if reason), None)
 
 
-def decided(
+def refine(
     store: Store,
     session_id: str,
     config: SessionConfig,
     new: Sequence[Experiment],
-    refined: Sequence[Experiment],
-    moved: Sequence[Reweighed],
+    against: Callable[[Setting], str | None],
 ) -> list[ev.Event]:
-    """What is added to the list and what moves on it, and the decision that says why; also when nothing does."""
-    nothing = TOO_FEW if begins(store, session_id) else NOT_WORTH
+    """What follows from what was learned: the decision that says why, what is added to the list, what moves on it.
+
+    `new` fits the configuration that was kept; `against` says why a setting cannot or may not be made. Nothing else is
+    asked for but the store, so that a log alone, with what was objected to then, gives the same again.
+    """
+    facts, first = learned(store, session_id, config, new), begins(store, session_id)
+    objections: dict[str, str] = {}
+
+    def objects(setting: Setting) -> bool:
+        reason = against(setting)
+        if reason is not None:
+            objections[label(setting)] = reason
+        return reason is not None
+
+    refined = all_at_once(facts, objects) if first else refinements(facts, asked, objects)
+    moved = [] if first else reweighed(facts)
     words = [f"{one.id}: {one.title} ({one.hypothesis})" for one in refined]
     words += [f"{one.id} fits the configuration that was kept" for one in new]
     decision = store.decide(
@@ -130,14 +152,16 @@ def decided(
         kind=DecisionKind.REFINE,
         subject=session_id,
         what=f"{len(words)} more on the list" if words else "nothing more on the list",
-        reason="; ".join((*(words or (nothing,)), *(f"{one.id} {one.reason}" for one in moved))),
+        reason="; ".join(
+            (*(words or (TOO_FEW if first else NOT_WORTH,)), *(f"{one.id} {one.reason}" for one in moved))
+        ),
     )
+    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
     changes = [
         ev.TodoChanged(experiment_id=one.id, priority=one.priority, reason=f"{one.reason} ({decision.id})")
         for one in moved
     ]
-    added = [on_the_list(one, config.policy) for one in (*new, *refined)]
-    return [*added, *changes, ev.DecisionMade(decision=decision)]
+    return [ev.DecisionMade(decision=decision, objections=objections), *added, *changes]
 
 
 # --- parts -------------------------------------------------------------------------------------------------
@@ -147,6 +171,22 @@ def _movable(store: Store, session_id: str, todos: Sequence[Todo]) -> dict[str, 
     """Priorities of what is pending, but for what a person has moved: that stays where it was put."""
     placed = {word.todo for word in store.words(session_id) if isinstance(word, PriorityWord)}
     return {todo.id: todo.priority for todo in todos if todo.status is TodoStatus.PENDING and todo.id not in placed}
+
+
+_NUMBERED = re.compile(re.escape(OWN) + r"(\d+)")
+
+
+def _dropped(store: Store, session_id: str) -> frozenset[str]:
+    """What a person said not to try, here or in the session that this one continues: that came over untried."""
+    carried = store.carried_over(session_id)
+    words = {word.todo for word in store.words(session_id) if isinstance(word, DropWord)}
+    return frozenset(words if carried is None else words | {*carried.todos})
+
+
+def _barred(todo: Todo, dropped: frozenset[str], config: SessionConfig) -> bool:
+    """Whether it is left out by a person's word or the session file's, and not for what was learned."""
+    waits = todo.status is TodoStatus.GATED
+    return waits or forbidden(todo.experiment, config.policy) is not None or (todo.id in dropped and not todo.identity)
 
 
 def _usable(todo: Todo, config: SessionConfig) -> bool:

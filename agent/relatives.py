@@ -35,14 +35,17 @@ def lost(experiment: Experiment, trouble: Trouble, proven: frozenset[str]) -> fr
     """What is not to be had after a rejected experiment: itself, and the capability that the failure is about.
 
     The rule that explains the failure may name it. Else it is what the experiment is about, the first of its needs:
-    the others are what it stands on, and whether these work was not asked. What is proven to work is never lost.
+    the others are what it stands on, and whether these work was not asked. What makes several settings together is
+    about no single one. What is proven to work is never lost.
     """
     rule = rule_named(trouble.failure.rule)
     if rule is not None and rule.capability:
         return frozenset({experiment.id, rule.capability})
     if trouble.failure.failure_class not in SHOW_A_LACK:
         return frozenset({experiment.id})
-    return frozenset({experiment.id, *experiment.needs[:1]}) - proven
+    several = experiment.source.kind == "refinement" and len(experiment.changes) > 1
+    about = () if several else experiment.needs[:1]
+    return frozenset({experiment.id, *about}) - proven
 
 
 def proven_to_work(todos: Iterable[Todo], verdicts: Mapping[str, Verdict]) -> frozenset[str]:

@@ -31,6 +31,8 @@ LENGTH = math.log(4)
 MOST = 2.0
 LEAST_DOUBT = 0.01
 """No measured ratio is known better than this."""
+AT_A_TIME = 2_000_000
+"""So many numbers are held at a time: a large catalogue has tens of thousands of pairs of settings."""
 
 
 class Seen(Frozen):
@@ -74,25 +76,27 @@ def guesses(
     `hope` is what is expected of a point before anything is measured; `topics` are those of each name.
     """
     names = sorted(topics)
-    every = [*points, over, *(one.base for one in seen), *(one.to for one in seen)]
-    alike = _alike(every, names, topics, ALONE * _scale(seen))
-    hopes = np.array([hope(one) for one in every])
+    known = [over, *(one.base for one in seen), *(one.to for one in seen)]
+    kernel = _Kernel([*points, *known], names, topics, ALONE * _scale(seen))
     n, m = len(points), len(seen)
-    ours = np.zeros((n, len(every)))
-    ours[np.arange(n), np.arange(n)] += 1.0
-    ours[:, n] -= 1.0
-    prior = np.einsum("ij,jk,ik->i", ours, alike, ours)
-    mean = ours @ hopes
-    if m:
-        theirs = np.zeros((m, len(every)))
-        theirs[np.arange(m), n + 1 + np.arange(m)] -= 1.0
-        theirs[np.arange(m), n + 1 + m + np.arange(m)] += 1.0
-        noise = np.array([max(one.error, LEAST_DOUBT) ** 2 for one in seen])
-        between = ours @ alike @ theirs.T
-        weights = np.linalg.solve(theirs @ alike @ theirs.T + np.diag(noise), between.T)
-        mean = mean + weights.T @ (np.array([one.effect for one in seen]) - theirs @ hopes)
-        prior = prior - np.einsum("ij,ji->i", between, weights)
-    return [Guess(mean=float(a), spread=math.sqrt(max(0.0, float(b)))) for a, b in zip(mean, prior, strict=True)]
+    before, after = np.arange(1, m + 1), np.arange(m + 1, 2 * m + 1)
+    among = kernel.between(np.arange(n, n + len(known)), np.arange(n, n + len(known)))
+    seen_of_known = among[:, after] - among[:, before]
+    noise = np.array([max(one.error, LEAST_DOUBT) ** 2 for one in seen])
+    covariance = seen_of_known[after] - seen_of_known[before] + np.diag(noise)
+    surprise = np.array([one.effect - hope(one.to) + hope(one.base) for one in seen])
+    factor = np.linalg.inv(np.linalg.cholesky(covariance)) if m else covariance
+    expected = factor.T @ (factor @ surprise)
+    found: list[Guess] = []
+    for first in range(0, n, step := max(1, AT_A_TIME // (len(names) * len(known) or 1))):
+        rows = np.arange(first, min(first + step, n))
+        to_known = kernel.between(rows, np.arange(n, n + len(known)))
+        between = to_known[:, after] - to_known[:, before] - seen_of_known[0]
+        mean = np.array([hope(one) - hope(over) for one in points[first : first + step]]) + between @ expected
+        alone = kernel.itself + among[0, 0] - 2 * to_known[:, 0]
+        left = alone - np.square(between @ factor.T).sum(axis=1)
+        found += [Guess(mean=float(a), spread=math.sqrt(max(0.0, float(b)))) for a, b in zip(mean, left, strict=True)]
+    return found
 
 
 # --- parts -------------------------------------------------------------------------------------------------
@@ -107,16 +111,34 @@ def _scale(seen: Sequence[Seen]) -> float:
     return min(MOST, max(1.0, math.sqrt(sum(one.effect**2 for one in seen) / len(seen)) / ALONE))
 
 
-def _alike(points: Sequence[Point], names: Sequence[str], topics: Mapping[str, frozenset[str]], alone: float) -> Matrix:
-    """The kernel over all points."""
-    single = [_alike_at([one.get(name, "") for one in points]) for name in names]
-    total = np.zeros((len(points), len(points)))
-    for one in single:
-        total += alone**2 * one
-    for (a, left), (b, right) in itertools.combinations(zip(names, single, strict=True), 2):
-        both = RELATED if topics[a] & topics[b] else UNRELATED
-        total += both**2 * left * right
-    return total
+class _Kernel:
+    """How alike configurations are, by their places in a list; of all pairs only those that are asked for."""
+
+    def __init__(
+        self, points: Sequence[Point], names: Sequence[str], topics: Mapping[str, frozenset[str]], alone: float
+    ) -> None:
+        self.alone = alone
+        self.codes: list[NDArray[np.intp]] = []
+        self.tables: list[Matrix] = []
+        for name in names:
+            values = [one.get(name, "") for one in points]
+            distinct = {value: code for code, value in enumerate(dict.fromkeys(values))}
+            self.codes.append(np.array([distinct[value] for value in values], dtype=np.intp))
+            self.tables.append(_alike_at([*distinct]))
+        self.both = np.zeros((len(names), len(names)))
+        for (a, left), (b, right) in itertools.combinations(enumerate(names), 2):
+            self.both[a, b] = (RELATED if topics[left] & topics[right] else UNRELATED) ** 2
+        self.itself = float(alone**2 * len(names) + self.both.sum())
+
+    def between(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Matrix:
+        """The kernel of some points with others."""
+        shape = (len(rows), len(columns))
+        single = np.empty((len(self.codes), *shape))
+        for place, (codes, table) in enumerate(zip(self.codes, self.tables, strict=True)):
+            single[place] = table[codes[rows][:, None], codes[columns][None, :]]
+        flat = single.reshape(len(self.codes), len(rows) * len(columns))
+        total: Matrix = self.alone**2 * flat.sum(axis=0) + (flat * (self.both @ flat)).sum(axis=0)
+        return total.reshape(shape)
 
 
 def _alike_at(values: Sequence[str]) -> Matrix:

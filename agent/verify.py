@@ -1,11 +1,13 @@
 """A stored session computed once more and held against what was written; it must not ask a host or write anything.
 
 Tables are folded again from the events, runs read again from the client's results, and each verdict is asked for again
-on a store that stands where the real one stood just before it; then the decision that follows from it.
+on a store that stands where the real one stood just before it; then the decision that follows from it. What was put on
+the list by what was learned is asked for again in the same way.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -16,12 +18,14 @@ from pydantic import ValidationError
 from agent.config import SessionConfig
 from agent.decisions import Ids, consequences
 from agent.evidence import comparison_of, comparison_with, known
+from agent.refine import label
+from agent.refiner import refine
 from agent.remeasured import remeasured
 from agent.verdicts import final_verdict, scope
 from state import events as ev
 from state.differences import ABSENT, Difference, changed_rows, differences
 from state.errors import StoreDamaged
-from state.models import DecisionKind, Frozen, Role, Verdict, digest
+from state.models import DecisionKind, Frozen, Purpose, Role, Verdict, digest
 from state.projection import TABLES
 from state.scratch import Scratch
 from state.store import Store, StoredEvent
@@ -175,6 +179,10 @@ def _judged(store: Store, session_id: str, own: Sequence[StoredEvent]) -> Iterat
                 check, followers = _followed(scratch.store, session_id, event.verdict, own[place:])
                 explained.update(range(place, place + followers))
                 yield from (asked, _of_version(check, writer, asked))
+            elif isinstance(event, ev.DecisionMade) and event.decision.kind is DecisionKind.REFINE:
+                check, followers = _refined(scratch.store, session_id, config, own[place:])
+                explained.update(range(place, place + followers))
+                yield _of_version(check, writer)
             elif place not in explained:
                 yield from _loose(scratch.store, session_id, own[place - 1].event, event)
             scratch.put(stored, instead)
@@ -256,6 +264,35 @@ def _followed(store: Store, session_id: str, verdict: Verdict, since: Sequence[S
     return _checked(Kind.DECISION, ids.decision, found), len(wanted)
 
 
+def _refined(
+    store: Store, session_id: str, config: SessionConfig | str, since: Sequence[StoredEvent]
+) -> tuple[Check, int]:
+    """What was put on the list by what was learned, against what follows from it, and how many events that takes.
+
+    What fits a kept configuration, and what the server or the session objected to, is taken as the log has it.
+    """
+    there = [stored.event for stored in since]
+    made = there[0]
+    assert isinstance(made, ev.DecisionMade)
+    name = made.decision.id
+    if isinstance(config, str):
+        return Check(kind=Kind.DECISION, subject=name, result=Result.UNVERIFIABLE, why=config), 1
+    batch = itertools.takewhile(lambda event: isinstance(event, ev.TodoAdded | ev.TodoChanged), there[1:])
+    added = [event.experiment for event in batch if isinstance(event, ev.TodoAdded)]
+    new = [one for one in added if one.purpose is Purpose.TRY and one.source.kind not in ("refinement", "model")]
+    try:
+        wanted = refine(store, session_id, config, new, lambda setting: made.objections.get(label(setting)))
+    except KeyError as gone:
+        lost = Difference(where="what it rests on", stored=ABSENT, recomputed=str(gone.args[0]))
+        return _checked(Kind.DECISION, name, [lost]), 1
+    found: list[Difference] = []
+    for at, event in enumerate(wanted):
+        written = there[at].model_dump(mode="json") if at < len(there) else {}
+        found += differences(written, event.model_dump(mode="json"), event.kind, tolerant=True)
+    trusted = ("what the server said of its flags and its model then",) if made.objections or new else ()
+    return _checked(Kind.DECISION, name, found).model_copy(update={"trusted": trusted}), len(wanted)
+
+
 def _loose(store: Store, session_id: str, before: ev.Event, event: ev.Event) -> Iterator[Check]:
     """What moves a role or keeps something although no verdict asks for it."""
     if isinstance(event, ev.DecisionMade):
@@ -264,6 +301,10 @@ def _loose(store: Store, session_id: str, before: ev.Event, event: ev.Event) -> 
         if made.kind in FOLLOWS or (made.kind is DecisionKind.REVERT and not returns):
             unasked = Difference(where=made.kind, stored=made.subject, recomputed="no verdict asks for it")
             yield _checked(Kind.DECISION, made.id, [unasked])
+    if isinstance(event, ev.TodoAdded) and event.experiment.source.kind == "refinement" and not event.origin:
+        name = event.experiment.id
+        unasked = Difference(where=name, stored="on the list", recomputed="no decision asks for it")
+        yield _checked(Kind.DECISION, name, [unasked])
     if isinstance(event, ev.RoleSet):
         allowed = _may_be(store, session_id, before, event.role)
         if event.fingerprint != allowed:

@@ -161,10 +161,11 @@ class VerdictReached(Frozen):
 
 
 class DecisionMade(Frozen):
-    """The agent decided."""
+    """The agent decided; `objections` are what else it would have put on the list then, and why that cannot be made."""
 
     kind: Literal["decision-made"] = "decision-made"
     decision: Decision
+    objections: dict[str, str] = Field(default_factory=dict)
 
 
 class FindingMade(Frozen):

@@ -186,6 +186,7 @@ def book(engine: str) -> Book:
     return read_book(file.read_text(encoding="utf-8"))
 
 
+@cache
 def engines() -> tuple[str, ...]:
     """The engines that have a packaged catalogue, by name."""
     files = resources.files("agent.catalogue").iterdir()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.direction import TOPIC_SINKS, Turn, topic_of, turn
-from state.models import Effect, Experiment, FlagChange, Outcome, Purpose, Todo, TodoStatus, Verdict
+from state.models import Effect, Experiment, FlagChange, Outcome, Purpose, Source, Todo, TodoStatus, Verdict
 
 SMALL = Effect(
     estimate=0.001, low=-0.01, high=0.012, n_baseline=4, n_candidate=2, launches_baseline=2, launches_candidate=1
@@ -132,3 +132,10 @@ def test_the_topic_is_the_bottleneck_among_the_tags_else_the_first_of_them(
     tags: tuple[str, ...], topic: str | None
 ) -> None:
     assert topic_of(todo("x", *tags).experiment) == topic
+
+
+def test_refinements_that_do_nothing_say_nothing_of_their_topic() -> None:
+    of = {"source": Source(kind="refinement")}
+    refined = (done("overlap", "communication", **of), todo("fusion", "communication", **of), NCCL, STEPS)
+    assert turned(verdict("fusion", Outcome.WORSE), verdict("overlap"), todos=refined) is None
+    assert turned(verdict("fusion"), verdict("overlap"), todos=(refined[0], *LIST[1:])) is None

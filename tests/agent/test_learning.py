@@ -24,6 +24,7 @@ from state.models import (
     Outcome,
     ProcessId,
     SessionStatus,
+    Source,
     Todo,
     TodoStatus,
     Trial,
@@ -264,6 +265,9 @@ def test_an_unnamed_crash_takes_what_the_experiment_is_about_unless_that_is_prov
     mode = experiment("mode", "deepep", "expert-parallel")
     assert lost(mode, trouble(TILE), frozenset()) == {"mode", "deepep"}
     assert lost(mode, trouble(TILE), frozenset({"deepep"})) == {"mode"}
+    changes = (FlagChange(name="--a", value="1"), FlagChange(name="--b", value="1"))
+    both = mode.model_copy(update={"changes": changes, "source": Source(kind="refinement")})
+    assert lost(both, trouble(TILE), frozenset()) == {"mode"}
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Sequence
 
-from agent.levers import Setting
+from agent.levers import Setting, plain
 from agent.planners.tpe import asked
-from agent.refine import Learned, Tried, all_at_once, refinements, reweighed
-from state.models import Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
+from agent.refine import (
+    MOST_AT_ONCE,
+    RECENT,
+    STAYS,
+    Choices,
+    Learned,
+    Space,
+    Tried,
+    all_at_once,
+    refinements,
+    reweighed,
+)
+from agent.surrogate import ALONE, RELATED, UNRELATED, Seen, guesses
+from state.models import Disruption, Effect, EnvChange, Experiment, FlagChange, LaunchSpec, Outcome, Source
 from tests.agent.sim import flag
 
 
@@ -211,3 +225,118 @@ def test_what_waits_is_weighed_anew_by_what_was_measured_of_its_settings() -> No
     assert moved.priority < 0.9
     assert "by what was measured it does -" in moved.reason
     assert reweighed(know.model_copy(update={"priorities": {unknown.id: 0.9}})) == []
+
+
+def test_a_start_that_failed_where_no_setting_was_changed_closes_nothing() -> None:
+    here = spec(threads="1")
+    threads = flag("--threads", "2", tags=("threads",), expected_gain=0.4)
+    elsewhere = Experiment(id="other", title="other", hypothesis="h", changes=())
+    failed = Tried(experiment=elsewhere, parent=here, candidate=here, outcome=Outcome.FAILED, cause="boom")
+    know = learned(here, failed, ideas=(threads,))
+    assert {"--threads 2"} in [made(one) for one in refinements(know, asked, nobody_objects)]
+
+
+def test_no_more_is_made_together_than_a_failure_could_be_told_from() -> None:
+    names = [f"--n{place}" for place in range(MOST_AT_ONCE + 1)]
+    here = LaunchSpec(
+        engine="llamacpp", program=("s",), flags=dict.fromkeys(names, ("0",)), argv=("s",), cwd="/", user="u"
+    )
+    ideas = tuple(flag(name, "1", tags=(name,), expected_gain=0.5) for name in names)
+
+    def everything(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [{name: choices[1] for name, choices in space.items() if isinstance(choices, tuple)}]
+
+    offered = refinements(learned(here, ideas=ideas), everything, nobody_objects)
+    assert offered
+    assert all(len(one.changes) <= MOST_AT_ONCE for one in offered)
+
+
+def test_what_a_person_dropped_or_has_not_approved_is_in_nothing_that_is_offered() -> None:
+    here = spec(threads="1", poll="50", slots="1")
+    ideas = (
+        flag("--threads", "2", tags=("threads",), expected_gain=0.3),
+        flag("--poll", "100", tags=("threads",), expected_gain=0.3),
+        flag("--slots", "4", tags=("slots",), expected_gain=0.3),
+    )
+    pair = (*ideas[0].changes, *ideas[1].changes)
+    told = tuple(tried(one, here, Outcome.INCONCLUSIVE, 0.0) for one in ideas)
+    know = learned(here, *told)
+    assert any(made(one) >= {"--threads 2", "--poll 100"} for one in refinements(know, asked, nobody_objects))
+    barred = know.model_copy(update={"barred": (pair,)})
+    offered = [made(one) for one in refinements(barred, asked, nobody_objects)]
+    assert offered
+    assert not any(one >= {"--threads 2", "--poll 100"} for one in offered)
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas, barred=(pair,)), nobody_objects)
+    assert not made(first) >= {"--threads 2", "--poll 100"}
+
+
+def test_a_number_that_waits_for_an_approval_is_not_reached_by_the_way_of_a_range() -> None:
+    here = spec(slots="1")
+    small, large = flag("--slots", "2", tags=("slots",)), flag("--slots", "9", tags=("slots",))
+    told = (tried(small, here, Outcome.BETTER, 0.4), tried(large, here, Outcome.NO_DIFFERENCE, 0.5))
+
+    def five(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [dict.fromkeys(space, 5)]
+
+    know = learned(here, *told)
+    assert {"--slots 5"} in [made(one) for one in refinements(know, five, nobody_objects)]
+    gated = know.model_copy(update={"barred": (flag("--slots", "5").changes,)})
+    assert {"--slots 5"} not in [made(one) for one in refinements(gated, five, nobody_objects)]
+
+
+def test_a_refinement_needs_and_disrupts_what_its_parts_do() -> None:
+    here = spec(slots="1", poll="50")
+    needs = {"needs": ("batching",), "tags": ("slots",), "disruption": Disruption.PATCH}
+    small, large = flag("--slots", "2", **needs), flag("--slots", "9", **needs)
+    spin = flag("--poll", "100", tags=("waiting",), expected_gain=0.3)
+    told = (tried(small, here, Outcome.BETTER, 0.4), tried(large, here, Outcome.NO_DIFFERENCE, 0.5))
+
+    def five(space: Space, told: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        return [{name: STAYS if isinstance(choices, tuple) else 5 for name, choices in space.items()}]
+
+    offered = refinements(learned(here, *told, ideas=(spin,)), five, nobody_objects)
+    assert {str(change) for one in offered for change in one.changes} >= {"--slots 5", "--poll 100"}
+    for one in offered:
+        moves_slots = any(change.name == "--slots" and change.value != "1" for change in plain(one))
+        assert one.needs == (("batching",) if moves_slots else ())
+        assert one.disruption is (Disruption.PATCH if moves_slots else Disruption.RESTART)
+
+
+def test_a_large_catalogue_s_pairs_are_weighed_in_little_memory() -> None:
+    names = [f"--n{place}" for place in range(20)]
+    topics = {name: frozenset({f"t{place % 5}"}) for place, name in enumerate(names)}
+    base = dict.fromkeys(names, "1")
+    points = [{**base, one: "2", other: str(value)} for one in names for other in names for value in range(2, 12)]
+    seen = [Seen(base=base, to=point, effect=0.01, error=0.02) for point in points[:40]]
+    tracemalloc.start()
+    told = guesses(points, base, seen, lambda at: 0.0, topics)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(told) == len(points) == 4000
+    assert most < 8 * len(points) ** 2 / 2, "no matrix of all points with all points"
+
+
+def test_the_guess_is_that_of_the_kernel_as_it_is_written() -> None:
+    topics = {"--a": frozenset({"t"}), "--b": frozenset({"t"}), "--c": frozenset({"u"})}
+    base = {"--a": "1", "--b": "x", "--c": "1"}
+    (told,) = guesses([{**base, "--a": "4", "--b": "y"}], base, [], lambda at: 0.0, topics)
+    near = math.exp(-1.0)
+    alone, related, unrelated = ALONE**2, RELATED**2, UNRELATED**2
+    itself = 3 * alone + related + 2 * unrelated
+    other = alone * (near + 1.0) + unrelated * near
+    assert told.mean == 0.0
+    assert math.isclose(told.spread, math.sqrt(2 * (itself - other)))
+
+
+def test_what_is_weighed_does_not_grow_with_the_night() -> None:
+    here = spec(slots="1")
+    values = (flag("--slots", str(value), tags=("slots",)) for value in range(2, RECENT + 12))
+    told = [tried(one, here, Outcome.NO_DIFFERENCE, 0.0) for one in values]
+    sizes: list[int] = []
+
+    def count(space: Space, known: Sequence[tuple[Choices, float | None]], count: int, seed: int) -> list[Choices]:
+        sizes.append(len(known))
+        return []
+
+    assert refinements(learned(here, *told), count, nobody_objects) == []
+    assert sizes == [RECENT + 1]

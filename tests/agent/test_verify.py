@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -18,7 +19,7 @@ from agent.progress import Silent
 from agent.session import Runner, new_session_id, open_session
 from agent.validity import AFTERWARDS, QUIET
 from agent.verify import Audit, Check, Kind, Result, verify
-from state.models import MeasurementStatus, Outcome, Verdict, digest
+from state.models import DecisionKind, MeasurementStatus, Outcome, Verdict, digest
 from state.store import Store
 from tests.agent.sessions import FASTER, disturbed, finished, late, noise, traffic
 from tests.agent.sim import ONE_POINT, SCENARIO, Listed, flag, sim_session
@@ -311,6 +312,61 @@ def test_what_was_changed_is_found_and_named(statements: list[str], named: list[
     assert not audit.clean
     assert not audit.summary.endswith("all the same")
     assert [name for name in named if not any(name in line for line in said)] == [], said
+
+
+REFINES = ONE_POINT.model_copy(update={"planner": ONE_POINT.planner.model_copy(update={"refine": True})})
+ADDED = "json_extract(body, '$.experiment.id') = 'refine-1'"
+
+
+@pytest.fixture(scope="module")
+def refined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A night that begins with what promises most at once, where one idea names a flag that the server lacks."""
+    ideas = (flag("--threads", "2"), flag("--parallel", "4"), flag("--unknown", "1", expected_gain=0.3))
+    with sim_session(tmp_path_factory.mktemp("refined"), *ideas, config=REFINES) as runner:
+        assert asyncio.run(runner.run()) == 0
+        return runner.store.path
+
+
+def test_what_was_refined_is_refined_again_from_the_log_alone(refined: Path) -> None:
+    with Store.read(refined) as store:
+        session = store.latest_session().id
+        made = [one["id"] for one in store.decisions(session) if one["kind"] == DecisionKind.REFINE.value]
+        first = next(todo.experiment for todo in store.todos(session) if todo.id == "refine-1")
+    assert {str(change) for change in first.changes} == {"--threads 2", "--parallel 4"}
+    trusting = [check.subject for check in of(assert_clean(refined), Kind.DECISION) if check.trusted]
+    assert len(made) > 1
+    assert made[0] in trusting
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (
+            event("todo-added", "experiment.changes", "json('[]')", ADDED),
+            "todo-added.experiment.changes: stored [], recomputed [{",
+        ),
+        (
+            event("todo-added", "experiment.priority", "0.25", ADDED),
+            "todo-added.experiment.priority: stored 0.25, recomputed 1.0",
+        ),
+        (
+            event("decision-made", "decision.what", "'nothing'", "json_extract(body, '$.decision.kind') = 'refine'"),
+            "decision-made.decision.what: stored nothing, recomputed 1 more on the list",
+        ),
+        (
+            "INSERT INTO events (session_id, at, kind, body) SELECT session_id, at, kind, "
+            f"json_set(body, '$.experiment.id', 'refine-99') FROM events WHERE kind = 'todo-added' AND {ADDED}",
+            "refine-99: stored on the list, recomputed no decision asks for it",
+        ),
+    ],
+)
+def test_another_refinement_than_follows_from_the_log_is_found(
+    refined: Path, tmp_path: Path, changed: str, named: str
+) -> None:
+    path = Path(shutil.copy2(refined, tmp_path / "state.db"))
+    spoil(path, *EVENTS, changed)
+    said = found(audit_of(path))
+    assert any(line.startswith("decision ") and named in line for line in said), said
 
 
 def test_a_change_is_named_where_it_was_made_and_nowhere_else(own: Path) -> None:
