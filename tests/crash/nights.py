@@ -73,11 +73,11 @@ collapses and is taken back. Then a sentinel's turn has come.
 
 # --- within a window ---------------------------------------------------------------------------------------------
 
-_OPENS_S, _CLOSES_S = 60.0, 600.0
+_OPENS_S, _CLOSES_S = 60.0, 720.0
 WINDOW = Night(
     "window",
     (flag("--threads", "2", priority=0.9), flag("--poll", "0", priority=0.7), flag("--parallel", "4", priority=0.1)),
-    _ruled(window="01:01-01:10"),
+    _ruled(window="01:01-01:12"),
     _quiet(
         SCENARIO,
         SimEffect(name="--poll", value="0", slow_s=DAY_S),
@@ -99,14 +99,12 @@ REFINED = Night(
     (
         flag("--cache", "f16", tags=("memory",), expected_gain=0.3),
         flag("--spec", "ngram", tags=("speculation",), expected_gain=0.2),
-        flag("--spec", "draft", tags=("speculation",), expected_gain=0.0),
     ),
     _REFINING,
     _quiet(
         SCENARIO.model_copy(update={"effects": ()}),
         SimEffect(name="--cache", value="f16", ratio={"*": 1.5}),
         SimEffect(name="--spec", value="ngram", ratio={"*": 0.8}),
-        SimEffect(name="--spec", value="draft", ratio={"*": 0.9}),
     ),
 )
 """The two that promise most come first and at once, and are kept; what follows are refinements of that, and what is

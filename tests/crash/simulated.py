@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from tests.crash import witness
 from tests.crash.kinds import kind
-from tests.crash.lives import KILLED, life, passed_s, two_at_a_time
-from tests.crash.nights import Night, shortened
+from tests.crash.lives import KILLED, life, two_at_a_time
+from tests.crash.nights import CHANGES, Night, shortened
 from tests.crash.report import Case, Ledger
 
 STOPPED = 4
@@ -76,16 +76,18 @@ def every_point(scratch: Path, ledger: Ledger, night: Night, nested: str, short:
     """Kill a session at every point, and again in its resume: `nested` says where (no, first, all).
 
     first: at the points of the resume until it is back where an undisturbed session would be. SIGTERM, `restore` and
-    a deleted checkpoint file come beside; `short` leaves out what is not needed of the night and nearly all of these.
+    a deleted checkpoint file come beside. Of a night that is about one thing only every seventh point is killed again
+    in the resume, unless all are asked for, and SIGTERM comes at every seventh node. `short` leaves out what the
+    night can do without, and nearly all of what comes beside.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    whole = undisturbed(
-        scratch / "undisturbed", ledger.path.parent / "broken", shortened(night) if short else night
-    )
+    whole = undisturbed(scratch / "undisturbed", ledger.path.parent / "broken", shortened(night) if short else night)
+    step = 1 if night is CHANGES or nested == "all" else STRIDE
     tasks: list[Task] = [
-        partial(_one_point, scratch, whole, number, nested) for number in range(1, len(whole.points) + 1)
+        partial(_one_point, scratch, whole, number, nested if number % step == 0 else "no")
+        for number in range(1, len(whole.points) + 1)
     ]
-    asked = {*range(1, _nodes(whole) + 1, FEW if short else 1), _before_candidate(whole)}
+    asked = {*range(1, _nodes(whole) + 1, FEW if short else step), _before_candidate(whole)}
     tasks += [partial(_term, scratch, whole, number) for number in sorted(asked)]
     if not short:
         tasks += [partial(_beside, scratch, whole, number) for number in range(1, len(whole.points) + 1, STRIDE)]

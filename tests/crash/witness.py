@@ -64,7 +64,9 @@ def outcomes(database: Path) -> dict[str, str]:
 
 def todos(database: Path) -> dict[str, tuple[str, float]]:
     """Status and priority of each todo, as far as chance cannot move it."""
-    return {name: (status, round(at, 2)) for name, status, at in ask(database, "SELECT id, status, priority FROM todos")}
+    return {
+        name: (status, round(at, 2)) for name, status, at in ask(database, "SELECT id, status, priority FROM todos")
+    }
 
 
 def decided(database: Path) -> Counter[tuple[str, str]]:
