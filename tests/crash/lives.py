@@ -48,7 +48,7 @@ def life(folder: Path, night: Night, command: str = "resume", fault: str = "") -
 
 
 async def _act(folder: Path, night: Night, command: str, fault: FaultPoint) -> int:
-    how = {"config": night.config, "scenario": night.scenario, "session_id": night.name if night.own_time else None}
+    how = {"config": night.config, "scenario": night.scenario, "session_id": night.name}
     heard = _spoken(folder, night, fault) if night.speech else fault
     with sim_session(folder, *night.experiments, fault=heard, **how) as runner:
         if night.own_time:
