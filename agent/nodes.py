@@ -181,6 +181,8 @@ class Nodes:
         """Take the least disruptive ready todo; with none left, the close-out or the end."""
         self._enter("choose")
         self.hands.check_stop()
+        if self._closed_out():
+            return {"next": "finish"}
         listen(self.hands)
         noise = self._too_noisy()
         if noise is not None:
@@ -386,8 +388,7 @@ class Nodes:
         for experiment_id, reason in choice.skipped:
             left = ev.TodoChanged(experiment_id=experiment_id, status=TodoStatus.SKIPPED, reason=reason, by=Who.BUDGET)
             self.hands.write(left)
-        done = self.store.todo(self.session_id, CLOSE_OUT) is not None
-        if done or not kept_anything(self.store, self.session_id):
+        if self._closed_out() or not kept_anything(self.store, self.session_id):
             return {"next": "finish"}
         if await self._leaves_one_out():
             return {"next": "apply"}
@@ -411,6 +412,10 @@ class Nodes:
             ev.DecisionMade(decision=decision),
         )
         return {"next": "apply"}
+
+    def _closed_out(self) -> bool:
+        """Whether the final comparison is made: an agent that died after it must not try a thing that it leaves out."""
+        return self.store.todo(self.session_id, CLOSE_OUT) is not None
 
     async def _leaves_one_out(self) -> bool:
         """Begin to compare the final configuration with itself less one kept change, as far as time allows."""

@@ -290,6 +290,7 @@ class SimulatedTarget:
         self._save(world)
         stopped()
         world["launches"].append(key)
+        world.setdefault("began", {})[key] = world["clock"]
         world["pids"] += 1
         start = self._start(key, spec.as_started, world)
         world["server"] = self._process(key, spec.as_started, world["pids"]) | start
@@ -361,6 +362,7 @@ class SimulatedTarget:
             "said": self._spoilt(world) if request.launch == world["server"]["key"] else "",
             **self._timed(key, request, world),
         }
+        world.setdefault("began", {})[key] = world["clock"]
         self._log("run", key, request.point.name)
         self._save(world)
 

@@ -118,7 +118,8 @@ class Surface(Space):
     @property
     def slowest_start_s(self) -> float:
         """The longest that any launch took until it served."""
-        return max(self._start_s(one) for one in self.starts if all(launch.failure is None for launch in self.starts[one]))
+        served = (launch.seconds for launches in self.starts.values() for launch in launches if not launch.failure)
+        return max(served)
 
     def _start_s(self, setting: Setting) -> float:
         return max(launch.seconds for launch in self.starts[setting])

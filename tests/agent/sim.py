@@ -88,13 +88,17 @@ def sim_session(
     config: SessionConfig = CONFIG,
     fault: FaultPoint = no_fault,
     endpoint: Endpoint | None = None,
+    session_id: str | None = None,
 ) -> Iterator[Runner]:
-    """A runner on a simulated target in `folder`; a session that is there already is taken up again."""
+    """A runner on a simulated target in `folder`; a session that is there already is taken up again.
+
+    All noise follows from the session's id: two sessions of the same id are the same.
+    """
     target = SimulatedTarget(folder / "world", scenario)
     with Store.write(folder / "state.db") as store:
         known = store.sessions()
         left_out, config = unmeasured(config), within_ceiling(config)
-        session_id = known[-1].id if known else new_session_id(store.clock())
+        session_id = known[-1].id if known else session_id or new_session_id(store.clock())
         if not known:
             open_session(store, session_id, config, _adopted(target), left_out)
         planner = Listed(*experiments or STANDARD)

@@ -131,6 +131,26 @@ def test_a_word_is_obeyed_once_whatever_dies(dies: str, tmp_path: Path) -> None:
     reopened(tmp_path, look)
 
 
+def late(database: Path) -> None:
+    telling.add(database, None, ["flag:--threads=2"], None, {"title": "Two"}, "a hunch")
+
+
+@pytest.mark.parametrize("dies", ["finish:proven", "wrote:word-heard"])
+def test_what_is_added_after_the_close_out_is_not_tried_by_the_next_agent_either(dies: str, tmp_path: Path) -> None:
+    """The final comparison would not be made again, so a keep after it would be confirmed by nothing."""
+    lived(tmp_path, late, at="finish:guarded", dies=dies)
+    lived(tmp_path)
+
+    def look(runner: Runner) -> None:
+        assert "close-out" in runner.store.verdicts(runner.session_id)
+        assert "threads-2" not in runner.store.verdicts(runner.session_id)
+        assert todo(runner, "threads-2").status is TodoStatus.PENDING
+        (said,) = person(runner)
+        assert "it is for the next one" in said["reason"]
+
+    reopened(tmp_path, look)
+
+
 def test_what_nobody_approved_is_not_tried_and_nothing_waits_for_it(tmp_path: Path) -> None:
     lived(tmp_path)
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.crash import real, simulated
-from tests.crash.report import Ledger, rows, show
+from tests.crash.nights import NIGHTS
+from tests.crash.report import Case, Ledger, rows, show
 
 MEMORY = Path("/dev/shm")
 """A kill of a process loses nothing that was written, so sessions that are to be killed need no disk."""
@@ -26,23 +27,27 @@ def main() -> int:
     """Run what is asked for; the exit code."""
     asked = _asked()
     console = Console(width=max(Console().width, 120))
+    cases: list[Case] = []
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, prefix="ratchet-crash-") as scratch:
         out = asked.out or Path(scratch) / "out"
         began = time.monotonic()
         if asked.real:
             title, ledger = "a real sshd and a real llama.cpp server", Ledger(out / "real.jsonl")
             real.walk((asked.out or Path(scratch)) / "rig", ledger, console)
-        else:
-            title, ledger = "the simulated target", Ledger(out / f"simulated-{asked.nested}.jsonl")
-            whole = simulated.every_point(Path(scratch), ledger, asked.nested, asked.short)
-            title += f", {len(whole.points)} points, killed again in `resume`: {asked.nested}"
+            show(console, title, ledger.cases.values())
+            cases += ledger.cases.values()
+        for name in () if asked.real else asked.night or NIGHTS:
+            ledger = Ledger(out / f"{name}-{asked.nested}.jsonl")
+            whole = simulated.every_point(Path(scratch) / name, ledger, NIGHTS[name], asked.nested, asked.short)
+            title = f"the simulated target, {name}: {len(whole.points)} points, "
+            title += f"killed again in `resume`: {asked.nested}"
+            show(console, title, ledger.cases.values())
+            cases += ledger.cases.values()
         took = time.monotonic() - began
-    cases = list(ledger.cases.values())
-    show(console, title, cases)
     broken = [case for case in cases if not case.ok]
     if asked.json is not None:
         table = [row._asdict() for row in rows(cases)]
-        told = {"title": title, "rows": table, "broken": [case._asdict() for case in broken], "cases": len(cases)}
+        told = {"rows": table, "broken": [case._asdict() for case in broken], "cases": len(cases)}
         asked.json.write_text(json.dumps({**told, "seconds": took}, indent=1))
     word = "ok" if not broken else f"{len(broken)} BROKEN"
     console.print(f"{len(cases)} sessions killed and taken up again in {took:.0f} s: {word}")
@@ -53,6 +58,9 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--real", action="store_true", help="one session on real parts, killed at every point in turn")
     parser.add_argument("--short", action="store_true", help="a shorter session, each point once, little beside")
+    parser.add_argument(
+        "--night", action="append", choices=NIGHTS, help="only this session on the simulated target (may be repeated)"
+    )
     parser.add_argument(
         "--nested",
         choices=("no", "first", "all"),

@@ -7,6 +7,7 @@ threads nor an event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import traceback
@@ -17,45 +18,14 @@ from agent.faults import VARIABLE, fault_point
 from agent.session import refuse_ended
 from state.errors import RatchetError
 from state.journal import FaultPoint
-from state.models import Disruption, Experiment, HotCall, PatchChange
-from tests.agent.sim import ONE_POINT, SCENARIO, flag, sim_session
-from tools.simulated import SimEffect
+from tests.agent.sim import sim_session
+from tests.crash.nights import Night
 
-LIVE = HotCall(name="beat", value="2", undo="1")
-PATCH = PatchChange(directory="/srv/engine", diff="--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
-EXPERIMENTS = (
-    flag("--threads", "2"),
-    flag("--poll", "0", id="live", changes=(LIVE,), tags=("live",), disruption="hot"),
-    flag("--cache", "q8_0"),
-    flag("--poll", "0", id="patch", changes=(PATCH,), tags=("patch",)),
-    flag("--threads", "64"),
-)
-"""Two that are kept, the second without a restart; one that does not start; a patch that is kept; one that
-collapses and is taken back. Then a sentinel's turn has come.
-"""
-CHECKED = ONE_POINT.model_copy(
-    update={
-        "judge": ONE_POINT.judge.model_copy(update={"sentinel_every": 4}),
-        "policy": ONE_POINT.policy.model_copy(update={"max_disruption": Disruption.PATCH}),
-    }
-)
-ALIKE = SCENARIO.model_copy(
-    update={
-        "run_noise": 0.0005,
-        "launch_noise": 0.0005,
-        "effects": (
-            *SCENARIO.effects,
-            SimEffect(name=LIVE.subject, value=LIVE.value, ratio={"*": 1.3}),
-            SimEffect(name=PATCH.subject, value="*", ratio={"*": 1.4}),
-        ),
-    }
-)
-"""So little noise, which follows from the session's id, that every session takes the same steps."""
 KILLED = -signal.SIGKILL
 BUG = 1
 
 
-def life(folder: Path, experiments: tuple[Experiment, ...], command: str = "resume", fault: str = "") -> int:
+def life(folder: Path, night: Night, command: str = "resume", fault: str = "") -> int:
     """Run `command` (resume, restore, restore --original) in a process of its own; its exit code, -9 when killed.
 
     A session begins if there is none. `fault` is what RATCHET_FAULT would say, or `term:N` for a SIGTERM at the N-th
@@ -66,7 +36,7 @@ def life(folder: Path, experiments: tuple[Experiment, ...], command: str = "resu
     if pid == 0:
         code = BUG
         try:
-            code = asyncio.run(_act(folder, experiments, command, _fault(fault)))
+            code = asyncio.run(_act(folder, night, command, _fault(fault)))
         except RatchetError as error:
             (folder / "said").write_text(str(error))
             code = error.exit_code
@@ -77,13 +47,37 @@ def life(folder: Path, experiments: tuple[Experiment, ...], command: str = "resu
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-async def _act(folder: Path, experiments: tuple[Experiment, ...], command: str, fault: FaultPoint) -> int:
-    with sim_session(folder, *experiments, config=CHECKED, fault=fault, scenario=ALIKE) as runner:
+async def _act(folder: Path, night: Night, command: str, fault: FaultPoint) -> int:
+    how = {"config": night.config, "scenario": night.scenario, "session_id": night.name}
+    heard = _spoken(folder, night, fault) if night.speech else fault
+    with sim_session(folder, *night.experiments, fault=heard, **how) as runner:
+        if night.own_time:
+            began = runner.store.session(runner.session_id).started_at
+            runner.store.clock = lambda: began + passed_s(folder)
         if command != "resume":
             await runner.put_back(original=command.endswith("--original"))
             return 0
         refuse_ended(runner.store.session(runner.session_id))
         return await runner.run()
+
+
+def passed_s(folder: Path) -> float:
+    """Seconds that have passed in the world."""
+    return float(json.loads((folder / "world" / "world.json").read_text())["clock"])
+
+
+def _spoken(folder: Path, night: Night, fault: FaultPoint) -> FaultPoint:
+    """At some points a person speaks before anything else happens, but at each only once."""
+    said = folder / "spoken"
+
+    def point(passed: str) -> None:
+        before = said.read_text().splitlines() if said.exists() else []
+        if passed in night.speech and passed not in before:
+            night.speech[passed](folder / "state.db")
+            said.write_text("\n".join((*before, passed)))
+        fault(passed)
+
+    return point
 
 
 def _fault(wish: str) -> FaultPoint:

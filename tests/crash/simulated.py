@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from state.models import Experiment
 from tests.crash import witness
 from tests.crash.kinds import kind
-from tests.crash.lives import EXPERIMENTS, KILLED, life, two_at_a_time
+from tests.crash.lives import KILLED, life, two_at_a_time
+from tests.crash.nights import CHANGES, Night, shortened
 from tests.crash.report import Case, Ledger
 
 STOPPED = 4
@@ -28,7 +28,7 @@ MOST_RESUMES = 3
 class Undisturbed(NamedTuple):
     """A session to which nothing happened."""
 
-    experiments: tuple[Experiment, ...]
+    night: Night
     broken: Path
     """Where the files of sessions lie that did not end as they must."""
     points: tuple[str, ...]
@@ -36,6 +36,10 @@ class Undisturbed(NamedTuple):
     outcomes: dict[str, str]
     effects: Counter[tuple[str, str]]
     """How often each configuration was launched and each load point run."""
+    todos: dict[str, tuple[str, float]]
+    """Status and priority of each todo."""
+    decided: Counter[tuple[str, str]]
+    """How often the list was refined, a person heard, something chosen and something kept, and what of."""
 
 
 class Wish(NamedTuple):
@@ -47,35 +51,43 @@ class Wish(NamedTuple):
     delete_checkpoint: bool = False
 
 
-def undisturbed(folder: Path, broken: Path, experiments: tuple[Experiment, ...]) -> Undisturbed:
+def undisturbed(folder: Path, broken: Path, night: Night) -> Undisturbed:
     """Live through a session without faults."""
     names = folder.with_suffix(".points")
-    code = life(folder, experiments, fault=f"list:{names}")
+    code = life(folder, night, fault=f"list:{names}")
     if code != 0:
         raise RuntimeError(f"a session without faults ended with {code}: {(folder / 'said').read_text()}")
     database = folder / "state.db"
     return Undisturbed(
-        experiments, broken, tuple(names.read_text().splitlines()), witness.outcomes(database), _effects(folder)
+        night,
+        broken,
+        tuple(names.read_text().splitlines()),
+        witness.outcomes(database),
+        _effects(folder),
+        witness.todos(database),
+        witness.decided(database),
     )
 
 
 # --- what is tried -----------------------------------------------------------------------------------------------
 
 
-def every_point(scratch: Path, ledger: Ledger, nested: str, short: bool = False) -> Undisturbed:
+def every_point(scratch: Path, ledger: Ledger, night: Night, nested: str, short: bool = False) -> Undisturbed:
     """Kill a session at every point, and again in its resume: `nested` says where (no, first, all).
 
     first: at the points of the resume until it is back where an undisturbed session would be. SIGTERM, `restore` and
-    a deleted checkpoint file come beside; `short` leaves out three experiments and nearly all of these.
+    a deleted checkpoint file come beside. Of a night that is about one thing only every seventh point is killed again
+    in the resume, unless all are asked for, and SIGTERM comes at every seventh node. `short` leaves out what the
+    night can do without, and nearly all of what comes beside.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    whole = undisturbed(
-        scratch / "undisturbed", ledger.path.parent / "broken", EXPERIMENTS[1:3] if short else EXPERIMENTS
-    )
+    whole = undisturbed(scratch / "undisturbed", ledger.path.parent / "broken", shortened(night) if short else night)
+    step = 1 if night is CHANGES or nested == "all" else STRIDE
     tasks: list[Task] = [
-        partial(_one_point, scratch, whole, number, nested) for number in range(1, len(whole.points) + 1)
+        partial(_one_point, scratch, whole, number, nested if number % step == 0 else "no")
+        for number in range(1, len(whole.points) + 1)
     ]
-    asked = {*range(1, _nodes(whole) + 1, FEW if short else 1), _before_candidate(whole)}
+    asked = {*range(1, _nodes(whole) + 1, FEW if short else step), _before_candidate(whole)}
     tasks += [partial(_term, scratch, whole, number) for number in sorted(asked)]
     if not short:
         tasks += [partial(_beside, scratch, whole, number) for number in range(1, len(whole.points) + 1, STRIDE)]
@@ -184,7 +196,7 @@ def _case(
         again=tuple(rows[1:]),
         repeated=tuple(_repeated(folder, whole if plain else None)),
         lost=tuple(dict.fromkeys(lost)),
-        wrong_end=tuple(wrong + _wrong_end(folder, whole)),
+        wrong_end=tuple(wrong + _wrong_end(folder, whole, plain)),
         strays=tuple(f"process {pid}" for pid in witness.members(os.getpid()) if pid != os.getpid()),
     )
     if not case.ok:
@@ -195,7 +207,7 @@ def _case(
 
 def _lived(folder: Path, wish: Wish, whole: Undisturbed) -> list[str]:
     """Live one life and say what about its end is not as wished."""
-    code = life(folder, whole.experiments, wish.command, wish.fault)
+    code = life(folder, whole.night, wish.command, wish.fault)
     if wish.delete_checkpoint:
         (folder / "graph.db").unlink(missing_ok=True)
     database = folder / "state.db"
@@ -220,14 +232,14 @@ def _to_the_end(folder: Path, told: list[list[witness.Event]], whole: Undisturbe
     for _ in range(MOST_RESUMES):
         if witness.status(folder / "state.db") == "done":
             return []
-        code = life(folder, whole.experiments)
+        code = life(folder, whole.night)
         if code != 0:
             return [f"`resume` ended with {code}: {_said(folder)}"]
         told.append(witness.committed(folder / "state.db"))
     return [f"not over after {MOST_RESUMES} resumes"]
 
 
-def _wrong_end(folder: Path, whole: Undisturbed) -> list[str]:
+def _wrong_end(folder: Path, whole: Undisturbed, plain: bool) -> list[str]:
     database = folder / "state.db"
     now, served = witness.roles(database), json.loads((folder / "world" / "world.json").read_text())["server"]
     wrong = [] if witness.status(database) == "done" else [f"the session is {witness.status(database)}"]
@@ -236,9 +248,34 @@ def _wrong_end(folder: Path, whole: Undisturbed) -> list[str]:
     elif not _is(served, witness.spec(database, now["final"])):
         wrong.append("what serves is not the final configuration")
     wrong += _mismeasured(folder)
+    wrong += _outside(folder, whole.night)
+    wrong += [f"a word still waits: {file.name}" for file in (folder / "inbox").glob("word-*")]
     if witness.outcomes(database) != whole.outcomes:
         wrong.append(f"verdicts {witness.outcomes(database)}, undisturbed {whole.outcomes}")
+    if plain:
+        wrong += _otherwise(database, whole)
     return wrong + witness.disorder(database)
+
+
+def _otherwise(database: Path, whole: Undisturbed) -> Iterator[str]:
+    """What became of the list otherwise than in an undisturbed session."""
+    if witness.todos(database) != whole.todos:
+        yield f"todos {witness.todos(database)}, undisturbed {whole.todos}"
+    now = witness.decided(database)
+    yield from (f"{kind} of {of} {count} times too often" for (kind, of), count in (now - whole.decided).items())
+    yield from (f"{kind} of {of} {count} times too rarely" for (kind, of), count in (whole.decided - now).items())
+
+
+def _outside(folder: Path, night: Night) -> Iterator[str]:
+    """Launches and runs that the world saw outside the window, and a last launch that came up too late."""
+    if night.open_s is None:
+        return
+    opens, closes = night.open_s
+    world = json.loads((folder / "world" / "world.json").read_text())
+    began: dict[str, float] = world.get("began", {})
+    yield from (f"{key} began at {at:.0f} s" for key, at in began.items() if not opens <= at < closes)
+    if world["server"]["loads_until"] >= closes:
+        yield f"the last launch was up at {world['server']['loads_until']:.0f} s only"
 
 
 def _mismeasured(folder: Path) -> Iterator[str]:
@@ -285,7 +322,7 @@ def _points(folder: Path, whole: Undisturbed, command: str = "resume", fault: st
     """Names of all points of the next life after what happened in `folder`, which goes; none when it is over."""
     names = folder.with_suffix(".points")
     names.unlink(missing_ok=True)
-    life(folder, whole.experiments, command, f"{fault}{names}")
+    life(folder, whole.night, command, f"{fault}{names}")
     shutil.rmtree(folder)
     return names.read_text().splitlines() if names.exists() else []
 

@@ -62,6 +62,19 @@ def outcomes(database: Path) -> dict[str, str]:
     }
 
 
+def todos(database: Path) -> dict[str, tuple[str, float]]:
+    """Status and priority of each todo, as far as chance cannot move it."""
+    return {
+        name: (status, round(at, 2)) for name, status, at in ask(database, "SELECT id, status, priority FROM todos")
+    }
+
+
+def decided(database: Path) -> Counter[tuple[str, str]]:
+    """How often each subject was decided on, by kinds of decisions that no disturbance adds to."""
+    query = "SELECT kind, subject FROM decisions WHERE kind IN ('choose', 'keep', 'person', 'refine')"
+    return Counter(ask(database, query))
+
+
 def runs(database: Path) -> list[tuple[Any, ...]]:
     """Every run of a launch with its session, that launch, and whether it was the adopted process."""
     query = "SELECT m.id, m.session_id, m.trial_id, json_extract(t.body, '$.adopted') FROM measurements m "
