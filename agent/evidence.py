@@ -63,6 +63,8 @@ LOOKED_BACK = 1000
 of the session's newest runs. What is believed of level and noise rests on all of them."""
 NEWEST = 100
 """So many of the newest launches, and of the newest runs at a load point, tell what one costs now."""
+FORESEEN = 8
+"""So many experiments the list may still grow by, whatever is on it: each leaves them their part of the night's error."""
 LEARNED_FROM = (TODOS, TRIALS, MEASUREMENTS, VERDICTS)
 WAITING = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
 BEGUN = (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)
@@ -119,6 +121,7 @@ def _comparison(store: Store, session_id: str, config: SessionConfig, row: Compa
         night=before.night,
         epoch=row.epoch,
         left=before.left,
+        foreseen=FORESEEN if adds(config) else 0,
         earlier=before.earlier,
         prices=before.prices,
         fresh=before.fresh,
@@ -130,6 +133,7 @@ def _comparison(store: Store, session_id: str, config: SessionConfig, row: Compa
         purpose=purpose,
         observes=row.experiment.observes,
         numerics=row.experiment.numerics,
+        repeats=bool(row.experiment.again),
         parent_answers=_passes(store, session_id, row.parent) if compares else (),
         candidate_answers=_passes(store, session_id, row.candidate) if compares else (),
     )
@@ -152,6 +156,12 @@ def _before(store: Store, session_id: str, config: SessionConfig, row: Compariso
         prices=_prices(store, session_id, config, experiment_id),
         fresh=purpose is Purpose.TRY and fresh(trials, measured, row.parent),
     )
+
+
+def adds(config: SessionConfig) -> bool:
+    """Whether what is learned may put experiments on the list."""
+    allowed = config.planner.refine and config.planner.kind != "selftest"
+    return allowed and config.policy.max_disruption >= Disruption.RESTART
 
 
 def comparison_with(store: Store, session_id: str, config: SessionConfig, taken: Measurement) -> Comparison | None:

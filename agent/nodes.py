@@ -378,8 +378,10 @@ class Nodes:
     def _obstacle(self, experiment: Experiment, fingerprint: str, parent: str, made: str) -> str | None:
         if experiment.changes and fingerprint == parent:
             return SERVES
+        if not experiment.changes or experiment.again:
+            return None
         for todo in self.store.todos(self.session_id, (IDENTITY, made)):
-            if experiment.changes and todo.id != experiment.id:
+            if todo.id != experiment.id:
                 return f"the same configuration was tried as {todo.id}"
         return None
 

@@ -33,6 +33,11 @@ BELIEVED = 0.5
 """What a catalogue hopes for is believed by half: most of what is hoped for is not found."""
 AGAIN = 2
 """So often what did not start all at once is tried with less."""
+JOINS = 0.15
+"""What joins others has to promise at least this part of what the best of them does: any of them may keep the server
+from starting, and then nothing is learned of the rest."""
+REPEATS = 2
+"""So often what came to no clear end is measured once more."""
 MOST_AT_ONCE = 8
 """More changes than this are never made together: nobody could tell any more what a failure is due to."""
 SETTINGS = 2
@@ -118,7 +123,7 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
     moves = levers(learned.engine, _written(learned.ideas), learned.found)
     model = _Model(learned, moves)
     offered = {one.setting: one for one in (*_further(moves, model, ask), *_combined(moves, model))}
-    fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting)]
+    fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting) and model.dares(one)]
     worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
     for one in sorted(model.weighed(fresh), key=lambda one: (-round(one.hoped, 9), len(one.setting), one.what)):
@@ -126,7 +131,36 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
             break
         if not any(_overlaps(one, other) for other in chosen) and not objects(one.setting):
             chosen.append(one)
-    return [_experiment(one, learned, moves, place) for place, one in enumerate(chosen, learned.made + 1)]
+    made = [_experiment(one, learned, moves, place) for place, one in enumerate(chosen, learned.made + 1)]
+    return made or _repeated(learned, model, worth)
+
+
+def _repeated(learned: Learned, model: _Model, worth: float) -> list[Experiment]:
+    """With nothing new worth its launches: what promises most of what came to no clear end, measured once more."""
+    ends: dict[Setting, list[Tried]] = {}
+    for one in learned.tried:
+        if plain(one.experiment) and model.at(one.parent) == model.known_good:
+            ends.setdefault(plain(one.experiment), []).append(one)
+    unclear = {
+        setting: told[0].experiment
+        for setting, told in ends.items()
+        if len(told) <= REPEATS and all(one.outcome is Outcome.INCONCLUSIVE for one in told)
+    }
+    weighed = model.weighed([Candidate(setting=setting, what="", why="") for setting in unclear])
+    best = max(weighed, key=lambda one: one.hoped, default=None)
+    if best is None or best.hoped < worth:
+        return []
+    first = unclear[best.setting]
+    said = f"{first.id} came to no clear end, and there is time for more launches"
+    fields = {
+        "id": f"{OWN}{learned.made + 1}",
+        "again": first.again or first.id,
+        "hypothesis": f"{said}; by what was measured so far it does {_likely(best)}",
+        "priority": min(1.0, MIDDLE + best.hoped),
+        "expected_gain": math.expm1(best.hoped),
+        "source": Source(kind="refinement"),
+    }
+    return [first.model_copy(update=fields)]
 
 
 def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
@@ -175,6 +209,8 @@ def _gathered(ideas: Sequence[Experiment], model: _Model, objects: Objects) -> l
         clashes = more is None or any(change.name in names for change in plain(idea))
         serves = not model.needed((plain(idea),))
         if more is None or clashes or serves or len(more) > MOST_AT_ONCE or model.is_barred(model.after(more)):
+            continue
+        if idea.expected_gain < JOINS * max((one.expected_gain for one in held), default=0.0):
             continue
         if not objects(more):
             held.append(idea)
@@ -243,6 +279,7 @@ class _Model:
         self.tried = [(one, self.at(one.parent), self.at(one.candidate)) for one in learned.tried]
         self.recent = self.tried[-RECENT:]
         self.seen = [_seen(*one) for one in self.recent if one[0].outcome not in NOT_MEASURED]
+        self.turned = frozenset(name for one in self.seen for name in one.base if one.base[name] != one.to[name])
         listed = (*map(plain, learned.pending), *learned.set_aside)
         waits = (self.after(setting) for setting in listed if setting)
         settled = (self.known_good, *(at for _, _, at in self.tried), *waits)
@@ -283,6 +320,12 @@ class _Model:
     def is_barred(self, at: Point) -> bool:
         """Whether it holds something that must not be tried and that does not serve already."""
         return any(_holds(at, sets) and not _holds(self.known_good, sets) for sets in self.barred)
+
+    def dares(self, one: Candidate) -> bool:
+        """Whether at most one of its settings is new to this server: of two that never ran, either may be refused."""
+        names = {change.name for change in one.setting}
+        touched = [names & {*lever.names} for lever in self.moves if names & {*lever.names}]
+        return sum(not some & self.turned for some in touched) <= 1
 
     def measured(self, idea: Experiment) -> bool:
         """Whether something that was measured differs from its parent in a setting of the idea."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
-from agent.evidence import affordable, known, learned_since
+from agent.evidence import adds, affordable, known, learned_since
 from agent.levers import Setting, plain
 from agent.planners.tpe import asked
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
@@ -22,7 +22,6 @@ from state import events as ev
 from state.errors import RatchetError
 from state.models import (
     DecisionKind,
-    Disruption,
     Experiment,
     LaunchSpec,
     Outcome,
@@ -47,8 +46,7 @@ WAITS = frozenset({TodoStatus.PENDING, TodoStatus.IN_PROGRESS})
 
 def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> bool:
     """Whether to refine now: at the beginning, after each keep, and when nothing is ready and something was learned."""
-    allowed = config.planner.refine and config.planner.kind != "selftest"
-    if not allowed or config.policy.max_disruption < Disruption.RESTART:
+    if not adds(config):
         return False
     news = _news(store, session_id)
     if news is not None and not news:

@@ -411,6 +411,7 @@ class Experiment(Idea):
 
     id: str = ""
     purpose: Purpose = Purpose.TRY
+    again: str = Field(default="", description="the experiment that came to no clear end, of which this is a repeat")
 
     @property
     def observes(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.judge import course, effects, guards, noise, spending
+from agent.judge import boundary, course, effects, guards, noise, spending
 from agent.judge.boundary import Looks
 from agent.judge.comparison import (
     Assessment,
@@ -26,7 +26,7 @@ from agent.judge.course import Ruling, Stakes, Verdicts
 from agent.judge.series import knows_parent, launch_of, night_belief, rounds
 from state.models import Arm, MeasurementStatus, Outcome, Purpose, Verdict
 
-REVISION = 3
+REVISION = 4
 """Stands in each verdict; it goes up with every change that lets the same runs come to another verdict."""
 
 NO_GAIN_LEFT = 0.1
@@ -119,7 +119,7 @@ def false_keep_share(comparison: Comparison) -> float:
     budget = comparison.rule.false_keep_budget
     if comparison.purpose is Purpose.CLOSE_OUT:
         return budget
-    return spending.share_of(budget, comparison.earlier, comparison.left)
+    return spending.share_of(budget, comparison.earlier, comparison.left + comparison.foreseen)
 
 
 def no_gain(comparison: Comparison) -> float | None:
@@ -133,9 +133,12 @@ def stakes(comparison: Comparison) -> Stakes:
     prices, rule = comparison.prices, comparison.rule
     candidate, parent = runs_per_launch(comparison)
     pair_s = 2 * prices.launch_s + (candidate + parent) * prices.run_s
+    most = rule.max_blocks
+    if comparison.repeats:
+        most = spending.more_launches(most, prices.left_s / comparison.left, pair_s)
     return Stakes(
         share=np.array([false_keep_share(comparison)]),
-        looks=Looks(rule.min_blocks, rule.max_blocks),
+        looks=Looks(rule.min_blocks, most),
         minimal_effect=rule.minimal_effect,
         hopeless=spending.hopeless_below(np.array([prices.left_s]), comparison.left, pair_s),
     )
@@ -217,22 +220,59 @@ def _observe(comparison: Comparison) -> Assessment:
 
 
 def _close_out(comparison: Comparison) -> Assessment:
-    """All launches in turned order (ABBA, ending on what is to be left), then one look."""
+    """All launches in turned order (ABBA, ending on what is to be left), then a look; more of them while time is left.
+
+    What was kept was proven once, so unless it now looks like harm, the launches that the time pays for are made until
+    it is shown again. The looks share the error that a single one would have.
+    """
+    looks = _close_out_looks(comparison)
+    for block in range(looks.last):
+        missing = _close_out_run(comparison, block)
+        if missing is None:
+            continue
+        begun = any(taken.block == block for taken in comparison.own)
+        ended = None if block < looks.first or begun else _looked(comparison, looks)
+        return ended or Assessment(need=missing)
+    return _looked(comparison, looks) or _closed_out(comparison, Outcome.INCONCLUSIVE)
+
+
+def _close_out_looks(comparison: Comparison) -> Looks:
+    """After which pairs of launches the final comparison is looked at: those of the rule, and what else is paid for."""
+    rule, prices = comparison.rule, comparison.prices
+    runs, _ = runs_per_launch(comparison)
+    pairs = spending.more_launches(0, prices.left_s, 2 * (prices.launch_s + runs * prices.run_s))
+    return Looks(rule.close_out_blocks, max(rule.close_out_blocks, min(rule.close_out_blocks + pairs, rule.max_blocks)))
+
+
+def _close_out_run(comparison: Comparison, block: int) -> Need | None:
+    """The first run that a pair of launches lacks."""
     names = [p.name for p in ordered_points(comparison.workload)]
     objective = comparison.workload.objective.at
     runs, _ = runs_per_launch(comparison)
-    for block in range(comparison.rule.close_out_blocks):
-        arms = (Arm.CANDIDATE, Arm.BASELINE)
-        for arm in reversed(arms) if block % 2 else arms:
-            missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
-            if missing is not None:
-                return Assessment(need=missing)
+    arms = (Arm.CANDIDATE, Arm.BASELINE)
+    for arm in reversed(arms) if block % 2 else arms:
+        missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
+        if missing is not None:
+            return missing
+    return None
+
+
+def _looked(comparison: Comparison, looks: Looks) -> Assessment | None:
+    """The verdict after a pair of launches, None while more of them may still show a gain."""
     broken = guards.broken_answers(comparison)
     if broken is not None:
         return _verdict(comparison, Outcome.WORSE, broken)
+    chance = no_gain(comparison)
+    assert chance is not None, "both sides were measured"
+    level = boundary.look_level(np.array([comparison.rule.false_keep_budget]), looks)
+    if chance < float(level[0]):
+        return _closed_out(comparison, Outcome.BETTER)
+    return _closed_out(comparison, Outcome.INCONCLUSIVE) if 1 - chance < course.HARM_LEVEL else None
+
+
+def _closed_out(comparison: Comparison, outcome: Outcome) -> Assessment:
     chance, effect = no_gain(comparison), effects.objective_effect(comparison)
     assert chance is not None and effect is not None, "both sides were measured"
-    outcome = Outcome.BETTER if chance < comparison.rule.false_keep_budget else Outcome.INCONCLUSIVE
     return _verdict(comparison, outcome, f"objective {effect.percent}, chance of no gain {chance:.2g}")
 
 

@@ -62,11 +62,11 @@ class Comparison(Frozen):
     """All that the judge may look at.
 
     `own` are the experiment's measurements, `record` valid earlier runs of the parent in this epoch, `night` all valid
-    runs of earlier experiments, oldest first. `left` experiments may still be judged, this one included; `earlier` are
-    share and return of those judged before, each or together. `fresh`: a launch of the parent serves that was not
-    measured yet.
-    `complaint`: what the candidate's own log says against it under load, once no further try is due.
-    `numerics`: the answers must be compared. Answers: a pass over the fixed prompts each, oldest first.
+    runs of earlier experiments, oldest first. `left` experiments may still be judged, this one included, and `foreseen`
+    are those that may still come on the list; `earlier` are share and return of those judged before. `fresh`: a launch
+    of the parent serves that was not measured yet. `complaint`: what the candidate's own log says against it under
+    load, once no further try is due. `numerics`: the answers must be compared. `repeats`: the same came to no clear end
+    before. Answers: a pass over the fixed prompts each, oldest first.
 
     Runs are taken as they are: each was checked when it was read, and there may be thousands of them.
     """
@@ -79,6 +79,7 @@ class Comparison(Frozen):
     night: SkipValidation[tuple[Seen, ...]] = ()
     epoch: int = 0
     left: int = 1
+    foreseen: int = 0
     earlier: SkipValidation[tuple[tuple[float, float], ...]] = ()
     prices: Prices = Prices()
     fresh: bool = False
@@ -88,6 +89,7 @@ class Comparison(Frozen):
     purpose: Purpose = Purpose.TRY
     observes: bool = False
     numerics: bool = False
+    repeats: bool = False
     parent_answers: tuple[tuple[Answer, ...], ...] = ()
     candidate_answers: tuple[tuple[Answer, ...], ...] = ()
 

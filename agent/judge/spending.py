@@ -25,6 +25,9 @@ AMPLE_PAIRS, SCARCE_PAIRS = 4.0, 1.5
 MOST_RUNS, PARENT_RUNS = 8, 4
 """Runs of the candidate in one launch at most, and of the parent at least: its runs serve later comparisons too."""
 
+MOST_LAUNCHES = 12
+"""A candidate is launched no more often than this, however much time is left."""
+
 LUCK_RATIO = 0.5
 """Launch spread over run spread that the number of runs per launch is planned for."""
 
@@ -44,6 +47,12 @@ def runs_per_launch(launch_s: float, run_s: float, most: int) -> tuple[int, int]
     best = math.sqrt(launch_s / max(run_s, 1e-9)) / LUCK_RATIO
     runs = min(MOST_RUNS, max(2, round(best)))
     return min(most, runs), min(most, max(runs, PARENT_RUNS))
+
+
+def more_launches(usual: int, left_s: float, pair_s: float) -> int:
+    """The launches of a candidate that the time left pays, at least as many as usual and at most MOST_LAUNCHES."""
+    paid = min(MOST_LAUNCHES, left_s / max(pair_s, 1e-9))
+    return max(usual, int(paid))
 
 
 def hopeless_below(left_s: Floats, experiments: int, pair_s: float) -> Floats:
