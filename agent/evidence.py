@@ -64,7 +64,7 @@ of the session's newest runs. What is believed of level and noise rests on all o
 NEWEST = 100
 """So many of the newest launches, and of the newest runs at a load point, tell what one costs now."""
 FORESEEN = 8
-"""So many experiments the list may still grow by, whatever is on it: each leaves them their part of the night's error."""
+"""So many experiments the list may still grow by: each that is judged leaves them their part of the night's error."""
 LEARNED_FROM = (TODOS, TRIALS, MEASUREMENTS, VERDICTS)
 WAITING = (TodoStatus.PENDING, TodoStatus.IN_PROGRESS)
 BEGUN = (TodoStatus.DONE, TodoStatus.BLOCKED, TodoStatus.IN_PROGRESS)

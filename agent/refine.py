@@ -91,6 +91,8 @@ class Candidate(Frozen):
     setting: Setting
     what: str
     why: str
+    again: Experiment | None = None
+    """What it repeats."""
     mean: float = 0.0
     spread: float = 0.0
 
@@ -126,41 +128,14 @@ def refinements(learned: Learned, ask: Asker, objects: Objects) -> list[Experime
     fresh = [one for one in offered.values() if one.setting and not model.is_known(one.setting) and model.dares(one)]
     worth = WORTH * math.log1p(learned.minimal_effect) * (1 + _fruitless(learned) / PATIENCE)
     chosen: list[Candidate] = []
-    for one in sorted(model.weighed(fresh), key=lambda one: (-round(one.hoped, 9), len(one.setting), one.what)):
+    for one in sorted(
+        model.weighed([*fresh, *_unclear(model)]), key=lambda one: (-round(one.hoped, 9), len(one.setting), one.what)
+    ):
         if one.hoped < worth or len(chosen) == AT_ONCE:
             break
         if not any(_overlaps(one, other) for other in chosen) and not objects(one.setting):
             chosen.append(one)
-    made = [_experiment(one, learned, moves, place) for place, one in enumerate(chosen, learned.made + 1)]
-    return made or _repeated(learned, model, worth)
-
-
-def _repeated(learned: Learned, model: _Model, worth: float) -> list[Experiment]:
-    """With nothing new worth its launches: what promises most of what came to no clear end, measured once more."""
-    ends: dict[Setting, list[Tried]] = {}
-    for one in learned.tried:
-        if plain(one.experiment) and model.at(one.parent) == model.known_good:
-            ends.setdefault(plain(one.experiment), []).append(one)
-    unclear = {
-        setting: told[0].experiment
-        for setting, told in ends.items()
-        if len(told) <= REPEATS and all(one.outcome is Outcome.INCONCLUSIVE for one in told)
-    }
-    weighed = model.weighed([Candidate(setting=setting, what="", why="") for setting in unclear])
-    best = max(weighed, key=lambda one: one.hoped, default=None)
-    if best is None or best.hoped < worth:
-        return []
-    first = unclear[best.setting]
-    said = f"{first.id} came to no clear end, and there is time for more launches"
-    fields = {
-        "id": f"{OWN}{learned.made + 1}",
-        "again": first.again or first.id,
-        "hypothesis": f"{said}; by what was measured so far it does {_likely(best)}",
-        "priority": min(1.0, MIDDLE + best.hoped),
-        "expected_gain": math.expm1(best.hoped),
-        "source": Source(kind="refinement"),
-    }
-    return [first.model_copy(update=fields)]
+    return [_experiment(one, learned, moves, place) for place, one in enumerate(chosen, learned.made + 1)]
 
 
 def all_at_once(learned: Learned, objects: Objects) -> list[Experiment]:
@@ -413,6 +388,19 @@ def _combined(moves: Sequence[Lever], model: _Model) -> Iterator[Candidate]:
                 yield Candidate(setting=setting, what=label(setting), why=why)
 
 
+def _unclear(model: _Model) -> Iterator[Candidate]:
+    """What came to no clear end on known-good, to be measured once more: more is known of the noise by now."""
+    ends: dict[Setting, list[Tried]] = {}
+    for one, before, _ in model.tried:
+        if plain(one.experiment) and before == model.known_good:
+            ends.setdefault(plain(one.experiment), []).append(one)
+    for setting, told in ends.items():
+        first = told[0].experiment
+        waits = any(plain(idea) == setting for idea in model.learned.pending)
+        if len(told) <= REPEATS and not waits and all(one.outcome is Outcome.INCONCLUSIVE for one in told):
+            yield Candidate(setting=setting, what=label(setting), why=f"{first.id} came to no clear end", again=first)
+
+
 def _further(moves: Sequence[Lever], model: _Model, ask: Asker) -> Iterator[Candidate]:
     """What the sampler would try next: settings of every lever, and numbers in the range of what worked."""
     worked = model.worked()
@@ -474,6 +462,16 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
     needs = [need for idea in held for need in idea.needs]
     needs += [need for group in near for need in group[0].needs if all(need in idea.needs for idea in group)]
     guess = Guess(mean=one.mean, spread=one.spread)
+    if one.again is not None:
+        repeated = {
+            "id": f"{OWN}{place}",
+            "again": one.again.again or one.again.id,
+            "hypothesis": f"{one.why}; by what was measured so far it does {_likely(one)}",
+            "priority": min(1.0, MIDDLE + guess.hoped),
+            "expected_gain": math.expm1(guess.hoped),
+            "source": Source(kind="refinement"),
+        }
+        return one.again.model_copy(update=repeated)
     return Experiment(
         id=f"{OWN}{place}",
         title=one.what,

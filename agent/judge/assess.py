@@ -231,17 +231,21 @@ def _close_out(comparison: Comparison) -> Assessment:
         if missing is None:
             continue
         begun = any(taken.block == block for taken in comparison.own)
-        ended = None if block < looks.first or begun else _looked(comparison, looks)
-        return ended or Assessment(need=missing)
+        looks_now = block >= looks.first and not begun and (block - looks.first) % 2 == 0
+        return (_looked(comparison, looks) if looks_now else None) or Assessment(need=missing)
     return _looked(comparison, looks) or _closed_out(comparison, Outcome.INCONCLUSIVE)
 
 
 def _close_out_looks(comparison: Comparison) -> Looks:
-    """After which pairs of launches the final comparison is looked at: those of the rule, and what else is paid for."""
+    """From how many pairs of launches on the final comparison is looked at, and how many it may take.
+
+    Two more at a time: one begins with either side, so that a drift favours none.
+    """
     rule, prices = comparison.rule, comparison.prices
     runs, _ = runs_per_launch(comparison)
     pairs = spending.more_launches(0, prices.left_s, 2 * (prices.launch_s + runs * prices.run_s))
-    return Looks(rule.close_out_blocks, max(rule.close_out_blocks, min(rule.close_out_blocks + pairs, rule.max_blocks)))
+    more = min(pairs, max(0, rule.max_blocks - rule.close_out_blocks))
+    return Looks(rule.close_out_blocks, rule.close_out_blocks + more - more % 2)
 
 
 def _close_out_run(comparison: Comparison, block: int) -> Need | None:

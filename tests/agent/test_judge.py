@@ -25,6 +25,8 @@ from agent.judge import (
     run_noise,
     spending,
 )
+from agent.judge.assess import runs_per_launch, stakes
+from agent.judge.comparison import Prices
 from agent.judge.rehearsal import Rehearsal, Script
 from agent.validity import COLLAPSED
 from state.models import (
@@ -290,11 +292,51 @@ def test_the_objectives_load_points_come_first_then_those_with_less_load() -> No
 
 def test_the_close_out_is_balanced_against_drift_and_ignores_the_record() -> None:
     slower = record(high=10.0, low=5.0)
-    wishes, said = played(EVEN, before=slower, purpose=Purpose.CLOSE_OUT)
+    wishes, said = played(EVEN, before=slower, purpose=Purpose.CLOSE_OUT, prices=Prices(left_s=0.0))
     launches = list(dict.fromkeys(wish.split()[0] for wish in wishes))
     assert launches == ["C0", "B0", "B1", "C1"]
     assert wishes[:3] == ["C0 high", "C0 high", "C0 low"]
     assert said.verdict is not None and said.verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def test_the_close_out_goes_on_in_balance_while_time_is_left_and_nothing_is_shown() -> None:
+    wishes, said = played(EVEN, purpose=Purpose.CLOSE_OUT)
+    launches = list(dict.fromkeys(wish.split()[0] for wish in wishes))
+    assert launches == ["C0", "B0", "B1", "C1", "C2", "B2", "B3", "C3"]
+    assert said.verdict is not None and said.verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def test_the_close_out_ends_at_its_first_look_when_the_gain_is_plain_or_has_turned_to_harm() -> None:
+    for high, outcome in ((150.0, Outcome.BETTER), (70.0, Outcome.INCONCLUSIVE)):
+        wishes, said = played(EVEN | {"C high": high}, purpose=Purpose.CLOSE_OUT)
+        assert list(dict.fromkeys(wish.split()[0] for wish in wishes)) == ["C0", "B0", "B1", "C1"]
+        assert said.verdict is not None and said.verdict.outcome is outcome
+
+
+def test_what_is_plain_after_a_launch_takes_one_run_of_each_launch_that_is_still_due() -> None:
+    dear = Prices(launch_s=60.0, run_s=10.0)
+    plain, said = played(EVEN | {"C high": 400.0}, before=record(), prices=dear)
+    unclear, _ = played(EVEN | {"C high": 104.0}, before=record(), prices=dear)
+    assert said.verdict is not None and said.verdict.outcome is Outcome.BETTER
+    assert plain.count("C0 high") == unclear.count("C0 high") > 1
+    assert [plain.count(f"{launch} high") for launch in ("B0", "C1", "B1")] == [1, 1, 1]
+    assert unclear.count("B0 high") > 1
+
+
+def test_what_may_still_come_on_the_list_keeps_its_part_of_the_error() -> None:
+    alone = false_keep_share(compare(before=record()))
+    foreseen = false_keep_share(compare(before=record()).model_copy(update={"foreseen": 4}))
+    assert foreseen == pytest.approx(alone / 5)
+
+
+def test_a_repeat_may_be_launched_as_often_as_the_time_left_pays() -> None:
+    first = compare(before=record(), prices=Prices(launch_s=10.0, run_s=10.0, left_s=700.0))
+    again = first.model_copy(update={"repeats": True})
+    assert stakes(first).looks.last == RULE.max_blocks
+    pair_s = 2 * 10.0 + sum(runs_per_launch(first)) * 10.0
+    assert RULE.max_blocks < int(700.0 / pair_s) < spending.MOST_LAUNCHES
+    assert stakes(again).looks.last == int(700.0 / pair_s)
+    assert stakes(again.model_copy(update={"prices": Prices()})).looks.last == spending.MOST_LAUNCHES
 
 
 def test_an_observation_measures_what_runs_and_nothing_else() -> None:

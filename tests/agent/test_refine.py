@@ -340,3 +340,53 @@ def test_what_is_weighed_does_not_grow_with_the_night() -> None:
 
     assert refinements(learned(here, *told), count, nobody_objects) == []
     assert sizes == [RECENT + 1]
+
+
+def test_what_came_to_no_clear_end_is_measured_again_and_at_most_twice() -> None:
+    here, idea = spec(threads="1"), flag("--threads", "2", tags=("threads",))
+    told: list[Tried] = []
+    for _ in range(3):
+        told.append(tried(idea, here, Outcome.INCONCLUSIVE, 0.1))
+        again = [one for one in refinements(learned(here, *told, made=7), asked, nobody_objects) if one.again]
+        assert [(one.again, made(one), one.source.kind) for one in again] == (
+            [(idea.id, {"--threads 2"}, "refinement")] if len(told) <= 2 else []
+        )
+    assert "came to no clear end" in refinements(learned(here, told[0]), asked, nobody_objects)[0].hypothesis
+
+
+def test_a_clear_end_another_parent_or_a_turn_still_to_come_is_no_reason_to_measure_again() -> None:
+    here, idea = spec(threads="1"), flag("--threads", "2", tags=("threads",))
+    unclear = tried(idea, here, Outcome.INCONCLUSIVE, 0.1)
+    other = tried(flag("--poll", "100"), here, Outcome.BETTER, 0.3)
+    for know in (
+        learned(here, tried(idea, here, Outcome.NO_DIFFERENCE, 0.1)),
+        learned(here, unclear, other),
+        learned(here, unclear, pending=(idea,)),
+    ):
+        assert not [one for one in refinements(know, asked, nobody_objects) if one.again]
+
+
+def test_two_settings_that_never_ran_here_are_not_made_together() -> None:
+    here = spec(threads="1", poll="50")
+    threads, poll = flag("--threads", "2", tags=("cpu",)), flag("--poll", "100", tags=("cpu",))
+    other = flag("--ubatch-size", "128", tags=("cpu",))
+    nothing_ran = learned(here, tried(other, here, Outcome.BETTER, 0.3), ideas=(threads, poll))
+    assert not [one for one in refinements(nothing_ran, asked, nobody_objects) if len(one.changes) > 1]
+    one_ran = learned(
+        here,
+        tried(other, here, Outcome.BETTER, 0.3),
+        tried(threads, tried(other, here, Outcome.BETTER).candidate, Outcome.NO_DIFFERENCE, 0.0),
+        ideas=(threads, poll),
+        known_good=tried(other, here, Outcome.BETTER).candidate,
+    )
+    assert {"--threads 2", "--poll 100"} in [made(one) for one in refinements(one_ran, asked, nobody_objects)]
+
+
+def test_all_at_once_leaves_out_what_promises_far_less_than_the_best() -> None:
+    here = spec(threads="1", poll="50")
+    ideas = tuple(
+        flag(name, value).model_copy(update={"expected_gain": gain})
+        for name, value, gain in (("--threads", "2", 0.3), ("--ubatch-size", "128", 0.1), ("--poll", "100", 0.03))
+    )
+    (first,) = all_at_once(learned(here, ideas=ideas, pending=ideas), nobody_objects)
+    assert made(first) == {"--threads 2", "--ubatch-size 128"}
