@@ -25,6 +25,9 @@ AMPLE_PAIRS, SCARCE_PAIRS = 4.0, 1.5
 MOST_RUNS, PARENT_RUNS = 8, 4
 """Runs of the candidate in one launch at most, and of the parent at least: its runs serve later comparisons too."""
 
+FEW_RUNS, OF_A_LAUNCH = 3, 0.75
+"""More than a few runs are made only where all of them take at most this part of what the launch takes."""
+
 MOST_LAUNCHES = 12
 """A candidate is launched no more often than this, however much time is left."""
 
@@ -45,7 +48,8 @@ def runs_per_launch(launch_s: float, run_s: float, most: int) -> tuple[int, int]
     parent gets more because its runs serve every later comparison too. Neither gets more than `most`.
     """
     best = math.sqrt(launch_s / max(run_s, 1e-9)) / LUCK_RATIO
-    runs = min(MOST_RUNS, max(2, round(best)))
+    cheap = max(FEW_RUNS, int(OF_A_LAUNCH * launch_s / max(run_s, 1e-9)))
+    runs = min(MOST_RUNS, cheap, max(2, round(best)))
     return min(most, runs), min(most, max(runs, PARENT_RUNS))
 
 
