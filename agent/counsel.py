@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import prompts
 from agent.briefing import bounds, briefing, hints, proposals_made
 from agent.config_model import ModelSection
-from agent.evidence import learned_since, situation
+from agent.evidence import learned_since, takes_more
 from agent.hands import POLL_S, Hands
 from agent.looking import looked_up
 from agent.planners.base import Endpoint
@@ -26,19 +26,16 @@ from agent.planners.shape import Schema, exact, general, wishes
 from agent.planners.spend import charged, reserve, used
 from agent.planners.table import Briefing, names, open_flags, open_variables, table
 from agent.planners.talk import Next, Standing, Talk, form_to_use, look_ups_in, standing
-from agent.policy import unaffordable
 from agent.todo_list import on_the_list
 from state import events as ev
 from state.errors import StoppedByOperator
 from state.exchanges import Ask, Exchange, Form, Message, Reply, Silence
-from state.models import DecisionKind, Disruption, Experiment, FlagChange, Purpose
-from state.tables import DECISIONS, KIND, PURPOSE, TODOS
+from state.models import DecisionKind
+from state.tables import DECISIONS, KIND
 from tools.target import TargetFacts
 
 Awaited = TypeVar("Awaited")
 PROMPT = "planner"
-ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
-ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 SOON = "the wait was over before the answer came"
 
 Over = Callable[[], bool]
@@ -128,11 +125,7 @@ class Counsel:
         calls = used(hands.store.exchanges(hands.session_id)).calls
         if calls >= section.max_calls or proposals_made(hands.store, hands.session_id) >= section.max_proposals:
             return False
-        ending = hands.store.count(hands.session_id, TODOS, *((PURPOSE, purpose) for purpose in ENDING))
-        if ending or hands.config.policy.max_disruption < Disruption.RESTART:
-            return False
-        now = situation(hands.store, hands.session_id, hands.config)
-        return unaffordable(ANYTHING, now.policy, now.spent, now.workload, now.rule, now.costs) is None
+        return takes_more(hands.store, hands.session_id, hands.config)
 
     def _number(self) -> int:
         """Of the conversation that is under way, or is the next."""

@@ -41,6 +41,7 @@ from state.tables import (
     FINGERPRINT,
     LAUNCHED,
     MEASUREMENTS,
+    PURPOSE,
     STATUS,
     TODOS,
     TRIALS,
@@ -55,6 +56,7 @@ BASELINE = "baseline"
 RESTORE = "restore"
 CONFIRM = "confirm"
 """The runs with which a session confirms what it leaves; they belong to no comparison."""
+ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
 ANYTHING = Experiment(title="any", hypothesis="any", changes=(FlagChange(name="--any"),))
 BUILT_IN = frozenset({CLOSE_OUT, BASELINE, RESTORE, CONFIRM})
 RECORD_RUNS = 100
@@ -556,8 +558,11 @@ def situation(store: Store, session_id: str, config: SessionConfig) -> Situation
     )
 
 
-def affordable(store: Store, session_id: str, config: SessionConfig) -> bool:
-    """Whether a comparison of one more launched candidate still fits before the close-out."""
+def takes_more(store: Store, session_id: str, config: SessionConfig) -> bool:
+    """Whether one more launched candidate may be tried: the end has not begun, and it fits before the close-out."""
+    ending = store.count(session_id, TODOS, *((PURPOSE, purpose) for purpose in ENDING))
+    if ending or config.policy.max_disruption < Disruption.RESTART:
+        return False
     now = situation(store, session_id, config)
     return unaffordable(ANYTHING, now.policy, now.spent, now.workload, now.rule, now.costs) is None
 

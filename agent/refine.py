@@ -453,6 +453,21 @@ def _likely(one: Candidate) -> str:
 
 
 def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place: int) -> Experiment:
+    """What is put on the list: a repeat is what it repeats in all but what is hoped of it now."""
+    return (one.again or _made_of(one, learned, moves)).model_copy(
+        update={
+            "id": f"{OWN}{place}",
+            "again": "" if one.again is None else one.again.again or one.again.id,
+            "hypothesis": f"{one.why}; by what was measured so far it does {_likely(one)}",
+            "priority": min(1.0, MIDDLE + one.hoped),
+            "expected_gain": math.expm1(one.hoped),
+            "source": Source(kind="refinement"),
+        }
+    )
+
+
+def _made_of(one: Candidate, learned: Learned, moves: Sequence[Lever]) -> Experiment:
+    """The setting as an experiment that is tagged, needs and disrupts as the ideas that are in it."""
     names = {change.name for change in one.setting}
     touched = [lever for lever in moves if names & {*lever.names}]
     ideas = [idea for idea in learned.ideas if any(idea.id in lever.ideas for lever in touched)]
@@ -461,27 +476,12 @@ def _experiment(one: Candidate, learned: Learned, moves: Sequence[Lever], place:
     near = [[idea for idea in ideas if idea.id in lever.ideas] for lever in unwritten]
     needs = [need for idea in held for need in idea.needs]
     needs += [need for group in near for need in group[0].needs if all(need in idea.needs for idea in group)]
-    guess = Guess(mean=one.mean, spread=one.spread)
-    if one.again is not None:
-        repeated = {
-            "id": f"{OWN}{place}",
-            "again": one.again.again or one.again.id,
-            "hypothesis": f"{one.why}; by what was measured so far it does {_likely(one)}",
-            "priority": min(1.0, MIDDLE + guess.hoped),
-            "expected_gain": math.expm1(guess.hoped),
-            "source": Source(kind="refinement"),
-        }
-        return one.again.model_copy(update=repeated)
     return Experiment(
-        id=f"{OWN}{place}",
         title=one.what,
-        hypothesis=f"{one.why}; by what was measured so far it does {_likely(one)}",
+        hypothesis="",
         changes=one.setting,
         tags=tuple(dict.fromkeys(tag for idea in ideas for tag in idea.tags)),
-        priority=min(1.0, MIDDLE + guess.hoped),
-        expected_gain=math.expm1(guess.hoped),
         needs=tuple(dict.fromkeys(needs)),
         numerics=any(idea.numerics for idea in ideas),
         disruption=max((needed_disruption(idea) for idea in itertools.chain(held, *near)), default=Disruption.RESTART),
-        source=Source(kind="refinement"),
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from agent.catalogue.entries import ModelTrait
 from agent.catalogue.knowledge import knowledge
 from agent.config import SessionConfig
-from agent.evidence import adds, affordable, known, learned_since
+from agent.evidence import adds, known, learned_since, takes_more
 from agent.levers import Setting, plain
 from agent.planners.tpe import asked
 from agent.policy import SERVES, awaits_approval, broken_constraints, forbidden
@@ -25,18 +25,15 @@ from state.models import (
     Experiment,
     LaunchSpec,
     Outcome,
-    Purpose,
     Role,
     Todo,
     TodoStatus,
     Verdict,
 )
 from state.store import Store
-from state.tables import PURPOSE, TODOS
 from state.words import DropWord, PriorityWord
 from tools.target import Target
 
-ENDING = frozenset({Purpose.WITHOUT, Purpose.CLOSE_OUT})
 TOO_FEW = "no two ideas that promise enough go together from the beginning"
 NOT_WORTH = (
     "no setting, number or pair that was not tried promises enough by what was measured to be worth its launches"
@@ -48,19 +45,13 @@ def due(store: Store, session_id: str, config: SessionConfig, idle: bool) -> boo
     """Whether to refine now: at the beginning, after each keep, and when nothing is ready and something was learned."""
     if not adds(config):
         return False
-    news = _news(store, session_id)
+    news = learned_since(store, session_id, DecisionKind.REFINE)
     if news is not None and not news:
         return False
     kept = news is None or DecisionKind.KEEP.value in news
     if not kept and not idle and not begins(store, session_id):
         return False
-    ending = store.count(session_id, TODOS, *((PURPOSE, purpose) for purpose in ENDING))
-    return not ending and affordable(store, session_id, config)
-
-
-def _news(store: Store, session_id: str) -> frozenset[str] | None:
-    """What kinds of decisions taught something since the list was refined last; None before the first time."""
-    return learned_since(store, session_id, DecisionKind.REFINE)
+    return takes_more(store, session_id, config)
 
 
 def begins(store: Store, session_id: str) -> bool:

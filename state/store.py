@@ -328,11 +328,6 @@ class Store:
             raise KeyError(experiment_id)
         return found
 
-    def comparisons(self, session_id: str) -> dict[str, ComparisonRow]:
-        """What every experiment that was begun compared, by its id."""
-        rows = self._table(session_id, TODOS).items
-        return {listed.todo.id: listed.comparison for listed in rows if listed.comparison is not None}
-
     def trials(self, session_id: str, label: Label | None = None) -> list[Trial]:
         """All launches, or those that a label of `state.tables` names, oldest first."""
         rows = self._table(session_id, TRIALS)

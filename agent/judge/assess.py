@@ -226,14 +226,25 @@ def _close_out(comparison: Comparison) -> Assessment:
     it is shown again. The looks share the error that a single one would have.
     """
     looks = _close_out_looks(comparison)
-    for block in range(looks.last):
-        missing = _close_out_run(comparison, block)
-        if missing is None:
-            continue
-        begun = any(taken.block == block for taken in comparison.own)
-        looks_now = block >= looks.first and not begun and (block - looks.first) % 2 == 0
-        return (_looked(comparison, looks) if looks_now else None) or Assessment(need=missing)
-    return _looked(comparison, looks) or _closed_out(comparison, Outcome.INCONCLUSIVE)
+    missing = next((need for pair in range(looks.last) if (need := _close_out_run(comparison, pair))), None)
+    if missing is not None and not _looks_before(comparison, looks, missing.block):
+        return Assessment(need=missing)
+    broken = guards.broken_answers(comparison)
+    if broken is not None:
+        return _verdict(comparison, Outcome.WORSE, broken)
+    chance, effect = no_gain(comparison), effects.objective_effect(comparison)
+    assert chance is not None and effect is not None, "both sides were measured"
+    shown = chance < float(boundary.look_level(np.array([comparison.rule.false_keep_budget]), looks)[0])
+    if missing is not None and not shown and 1 - chance >= course.HARM_LEVEL:
+        return Assessment(need=missing)
+    outcome = Outcome.BETTER if shown else Outcome.INCONCLUSIVE
+    return _verdict(comparison, outcome, f"objective {effect.percent}, chance of no gain {chance:.2g}")
+
+
+def _looks_before(comparison: Comparison, looks: Looks, pair: int) -> bool:
+    """Whether there is a look before this pair of launches begins."""
+    begun = any(taken.block == pair for taken in comparison.own)
+    return pair >= looks.first and not begun and (pair - looks.first) % 2 == 0
 
 
 def _close_out_looks(comparison: Comparison) -> Looks:
@@ -248,36 +259,17 @@ def _close_out_looks(comparison: Comparison) -> Looks:
     return Looks(rule.close_out_blocks, rule.close_out_blocks + more - more % 2)
 
 
-def _close_out_run(comparison: Comparison, block: int) -> Need | None:
+def _close_out_run(comparison: Comparison, pair: int) -> Need | None:
     """The first run that a pair of launches lacks."""
     names = [p.name for p in ordered_points(comparison.workload)]
     objective = comparison.workload.objective.at
     runs, _ = runs_per_launch(comparison)
     arms = (Arm.CANDIDATE, Arm.BASELINE)
-    for arm in reversed(arms) if block % 2 else arms:
-        missing = _missing(comparison, arm, block, objective, runs) or _missing(comparison, arm, block, names, 1)
+    for arm in reversed(arms) if pair % 2 else arms:
+        missing = _missing(comparison, arm, pair, objective, runs) or _missing(comparison, arm, pair, names, 1)
         if missing is not None:
             return missing
     return None
-
-
-def _looked(comparison: Comparison, looks: Looks) -> Assessment | None:
-    """The verdict after a pair of launches, None while more of them may still show a gain."""
-    broken = guards.broken_answers(comparison)
-    if broken is not None:
-        return _verdict(comparison, Outcome.WORSE, broken)
-    chance = no_gain(comparison)
-    assert chance is not None, "both sides were measured"
-    level = boundary.look_level(np.array([comparison.rule.false_keep_budget]), looks)
-    if chance < float(level[0]):
-        return _closed_out(comparison, Outcome.BETTER)
-    return _closed_out(comparison, Outcome.INCONCLUSIVE) if 1 - chance < course.HARM_LEVEL else None
-
-
-def _closed_out(comparison: Comparison, outcome: Outcome) -> Assessment:
-    chance, effect = no_gain(comparison), effects.objective_effect(comparison)
-    assert chance is not None and effect is not None, "both sides were measured"
-    return _verdict(comparison, outcome, f"objective {effect.percent}, chance of no gain {chance:.2g}")
 
 
 def _without(comparison: Comparison) -> Assessment:

@@ -136,9 +136,8 @@ class Feeder(Silent):
         self.count += 1
         store, session_id = self.runner.store, self.runner.session_id
         judged = store.todo(session_id, event.verdict.experiment_id)
-        if (
-            judged is not None and judged.experiment.tries
-        ):  # a check of the loop's own leaves the list as long as it was
+        assert judged is not None, "what is judged is on the list"
+        if judged.experiment.tries:  # a check of the loop's own leaves the list as long as it was
             store.append(session_id, ev.TodoAdded(experiment=another(next(self.number))))
         self.judged()
         if self.count >= self.until:

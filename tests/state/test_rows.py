@@ -72,7 +72,7 @@ def everything(store: Store, session: str) -> dict[str, Any]:
         "session": store.session(session),
         "todos": todos,
         "open": store.open_comparison(session),
-        "comparisons": store.comparisons(session),
+        "comparisons": {name: store.comparison(session, name) for name in known(store, session).candidates},
         "trials": trials,
         "specs": [store.spec(trial.fingerprint) for trial in trials],
         "by process": [store.trials(session, (PROCESS, trial.process)) for trial in trials],
